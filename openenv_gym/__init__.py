@@ -1,0 +1,33 @@
+"""openenv-gym: train on an environment anywhere as if it ran in your own process.
+
+Importing this package registers ``openenv/Remote-v0`` with Gymnasium, for ``gym.make`` and ``gym.make_vec``. Without the
+import, ``gym.make("openenv_gym:openenv/Remote-v0")`` does both.
+"""
+
+import gymnasium as _gym
+
+from openenv_gym import errors
+from openenv_gym.client import EnvClient, GenericEnvClient, StepResult, SyncEnvClient
+from openenv_gym.env import RemoteEnv
+from openenv_gym.local import LocalServer
+from openenv_gym.vector_env import RemoteVecEnv
+from openenv_gym.version import __version__
+
+__all__ = [
+    "EnvClient",
+    "GenericEnvClient",
+    "LocalServer",
+    "RemoteEnv",
+    "RemoteVecEnv",
+    "StepResult",
+    "SyncEnvClient",
+    "__version__",
+    "errors",
+]
+
+if "openenv/Remote-v0" not in _gym.registry:  # a reload must not warn
+    _gym.register(
+        "openenv/Remote-v0",
+        entry_point="openenv_gym.env:RemoteEnv",
+        vector_entry_point="openenv_gym.vector_env:RemoteVecEnv",
+    )

@@ -1,0 +1,410 @@
+"""Several envs' values as one batch, and back: observations, actions and infos.
+
+The rules are Gymnasium's (gymnasium/vector/sync_vector_env.py and vector/utils/space_utils.py): what `BatchReader`
+gives equals what ``SyncVectorEnv`` would give for the same envs, in values, dtypes, shapes and structure.
+Arrays that are handed out are always fresh, writable and owned by the caller, unless ``copy=False``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from openenv_gym.codec import pack, unpack
+from openenv_gym.errors import ActionError, RemoteProtocolError, SpaceError
+from openenv_gym.messages import Array, Batch, Values
+from openenv_gym.spaces import Leaf, leaf_dtype, leaf_shape, leaves, path_name
+
+__all__ = ["ActionReader", "BatchReader", "BatchWriter", "LeafValues", "Part", "cast_exactly", "check_actions", "rows_of", "to_batch"]
+
+Part: TypeAlias = "tuple[slice | Sequence[int], Batch]"
+"""Some rows of a vector env, and their values."""
+
+LeafValues: TypeAlias = "NDArray[Any] | list[Any]"
+"""One leaf's values for all envs, before they are packed."""
+
+
+def assemble(space: gym.Space[Any], leaf_values: Iterator[Any]) -> Any:
+    """Put leaves back into the structure of their space: dicts and tuples.
+
+    Args:
+        space: the space.
+        leaf_values: one value for each of `openenv_gym.spaces.leaves`, in its order.
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: assemble(child, leaf_values) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(assemble(child, leaf_values) for child in space.spaces)
+    return next(leaf_values)
+
+
+def pick(value: Any, path: tuple[str | int, ...]) -> Any:
+    """The part of a nested value at a leaf's path.
+
+    Raises:
+        SpaceError: if it isn't there.
+    """
+    for depth, key in enumerate(path):
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise SpaceError(f"the value has no {key!r} ({type(error).__name__})", path=path_name(path[:depth])) from None
+    return value
+
+
+# ---------------------------------------------------------------------------------------- writing observations
+
+
+class BatchWriter:
+    """Writes envs' values into arrays that are allocated once.
+
+    Guarantees: several threads may write at the same time, each its own positions.
+
+    Args:
+        space: one env's space.
+        num_envs: the number of positions.
+    """
+
+    def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
+        self._leaves = leaves(space)
+        self._columns: list[LeafValues] = [
+            np.zeros((num_envs, *leaf_shape(leaf.space)), leaf_dtype(leaf.space)) if leaf.is_array else [None] * num_envs
+            for leaf in self._leaves
+        ]
+        writers = [_leaf_writer(leaf, column) for leaf, column in zip(self._leaves, self._columns, strict=True)]
+        self.write: Callable[[int, Any], None] = (
+            writers[0] if [leaf.path for leaf in self._leaves] == [()] else self._write_nested(writers)
+        )
+        """Write one env's value: ``write(position, value)``. Raises `SpaceError` for a value outside the space's structure."""
+
+    def _write_nested(self, writers: list[Callable[[int, Any], None]]) -> Callable[[int, Any], None]:
+        paths = [leaf.path for leaf in self._leaves]
+
+        def write(position: int, value: Any) -> None:
+            for path, write_leaf in zip(paths, writers, strict=True):
+                write_leaf(position, pick(value, path))
+
+        return write
+
+    def batch(self, positions: int | list[int]) -> Batch:
+        """The first so many positions, or the listed ones; the arrays may be views, valid until the next write."""
+        rows = slice(0, positions) if isinstance(positions, int) else positions
+        return [
+            Array.of(column[rows]) if isinstance(column, np.ndarray) else Values(_take(column, rows))
+            for column in self._columns
+        ]
+
+
+def _leaf_writer(leaf: Leaf, column: LeafValues) -> Callable[[int, Any], None]:
+    if isinstance(column, list):
+
+        def write_value(position: int, value: Any) -> None:
+            column[position] = pack(value, path_name(leaf.path) or "observation")
+
+        return write_value
+    array, shape, dtype = column, column.shape[1:], column.dtype
+
+    def write(position: int, value: Any) -> None:
+        if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
+            array[position] = value
+        else:
+            array[position] = cast_exactly(value, dtype, shape, path_name(leaf.path))
+
+    return write
+
+
+def cast_exactly(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str = "") -> NDArray[Any]:
+    """Cast a value as ``np.stack(…, out=…)`` would, but never wrap or cut off.
+
+    Floats may lose precision to a smaller float; everything else must fit exactly.
+
+    Args:
+        value: an array, number or nested sequence.
+        dtype: the target dtype.
+        shape: the shape that it must have.
+        path: where the value is, for the error.
+
+    Raises:
+        SpaceError: naming path, value and dtype.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise SpaceError(f"a ragged value doesn't fit shape {shape} of {dtype}", path=path) from None
+    if array.dtype.kind not in "biufc":
+        raise SpaceError(f"{value!r} of type {type(value).__name__} doesn't fit {dtype}", path=path)
+    if array.shape != shape:
+        raise SpaceError(f"a value of shape {array.shape} doesn't fit shape {shape} of {dtype}", path=path)
+    if np.can_cast(array.dtype, dtype, "safe") or (array.dtype.kind in "iuf" and dtype.kind == "f"):
+        return array.astype(dtype)
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(dtype)
+    wrong = cast != array
+    if wrong.any():
+        raise SpaceError(f"{array[wrong].flat[0]} of {array.dtype} doesn't fit {dtype}", path=path)
+    return cast
+
+
+def to_batch(columns: Sequence[LeafValues], rows: slice | list[int]) -> Batch:
+    """Pack some rows of each leaf of actions."""
+    return [
+        Array.of(column[rows])
+        if isinstance(column, np.ndarray)
+        else Values([pack(value, "action") for value in _take(column, rows)])
+        for column in columns
+    ]
+
+
+def _take(items: list[Any], rows: slice | list[int]) -> list[Any]:
+    return items[rows] if isinstance(rows, slice) else [items[row] for row in rows]
+
+
+# ---------------------------------------------------------------------------------------- reading observations
+
+
+class BatchReader:
+    """Puts the parts that servers send together into one batched observation.
+
+    It remembers the last value of each row, so that a reset of some envs returns the others' last observations.
+    The memory costs nothing where whole batches arrive: their frames are kept, not copied.
+
+    Args:
+        space: one env's observation space.
+        num_envs: the number of rows.
+        copy: give out fresh arrays each time; otherwise the same arrays, overwritten.
+    """
+
+    def __init__(self, space: gym.Space[Any], num_envs: int, *, copy: bool = True) -> None:
+        self._space = space
+        self._num_envs = num_envs
+        self._leaves = leaves(space)
+        self._restore = [_restorer(leaf.space) for leaf in self._leaves]
+        self._reused: list[LeafValues] | None = None if copy else self._empty()
+        self._latest: list[tuple[slice | Sequence[int], list[LeafValues]]] = [(slice(0, num_envs), self._empty())]
+
+    def read(self, parts: list[Part]) -> Any:
+        """The batched observation after these rows changed.
+
+        Args:
+            parts: rows and their new values; no row twice.
+
+        Returns:
+            an array of shape ``(num_envs, *shape)``, or dicts and tuples of them, with tuples of ``num_envs``
+            values for Text, Sequence, Graph and OneOf.
+
+        Raises:
+            RemoteProtocolError: if a part doesn't have the space's leaves, dtypes and shapes.
+        """
+        self.keep(parts)
+        if self._reused is None and len(self._latest) == 1 and self._latest[0][0] == slice(0, self._num_envs):
+            columns: list[LeafValues] = [
+                c.copy() if isinstance(c, list) else np.array(c) for c in self._latest[0][1]
+            ]
+        else:
+            columns = self._gather(self._latest, self._empty() if self._reused is None else self._reused)
+        return assemble(self._space, (tuple(c) if isinstance(c, list) else c for c in columns))
+
+    def keep(self, parts: list[Part]) -> None:
+        """Note rows' new values without putting them together; see `read`."""
+        fresh = [(rows, self._open(batch, self._count(rows))) for rows, batch in parts]
+        if sum(self._count(rows) for rows, _ in parts) == self._num_envs:
+            self._latest = fresh
+        else:
+            self._latest = [(slice(0, self._num_envs), self._gather([*self._latest, *fresh], self._empty()))]
+
+    def rows(self, batch: Batch, count: int) -> list[Any]:
+        """The single observations of a batch of ``count`` envs, each with memory of its own."""
+        columns = self._open(batch, count)
+        return [self._row(columns, position) for position in range(count)]
+
+    def last(self, row: int) -> Any:
+        """A copy of one row's last observation, as a single env would give it."""
+        for rows, columns in reversed(self._latest):
+            indices = range(self._num_envs)[rows] if isinstance(rows, slice) else rows
+            if row in indices:
+                return self._row(columns, list(indices).index(row))
+        raise AssertionError("the oldest layer holds every row")
+
+    def _row(self, columns: list[LeafValues], position: int) -> Any:
+        values = (c[position] if isinstance(c, list) else np.array(c[position])[()] for c in columns)
+        return assemble(self._space, values)
+
+    def _count(self, rows: slice | Sequence[int]) -> int:
+        return len(range(self._num_envs)[rows]) if isinstance(rows, slice) else len(rows)
+
+    def _empty(self) -> list[LeafValues]:
+        return [
+            np.zeros((self._num_envs, *leaf_shape(leaf.space)), leaf_dtype(leaf.space))
+            if leaf.is_array
+            else [None] * self._num_envs
+            for leaf in self._leaves
+        ]
+
+    def _gather(
+        self, layers: list[tuple[slice | Sequence[int], list[LeafValues]]], out: list[LeafValues]
+    ) -> list[LeafValues]:
+        for rows, columns in layers:
+            for target, column in zip(out, columns, strict=True):
+                if isinstance(target, list):
+                    for row, value in zip(range(self._num_envs)[rows] if isinstance(rows, slice) else rows, column, strict=True):
+                        target[row] = value
+                else:
+                    target[rows] = column
+        return out
+
+    def _open(self, batch: Batch, count: int) -> list[LeafValues]:
+        """Check a batch against the space, and unpack it; arrays stay views of the frame."""
+        if len(batch) != len(self._leaves):
+            raise RemoteProtocolError(f"{len(batch)} leaves where the space has {len(self._leaves)}")
+        columns: list[LeafValues] = []
+        for leaf, restore, column in zip(self._leaves, self._restore, batch, strict=True):
+            if isinstance(column, Array) and leaf.is_array:
+                array = _numpy(column)
+                if array.shape != (count, *leaf_shape(leaf.space)) or array.dtype != leaf_dtype(leaf.space):
+                    raise RemoteProtocolError(
+                        f"leaf {path_name(leaf.path)!r} is {array.dtype}{array.shape}, not {leaf_dtype(leaf.space)}"
+                        f"{(count, *leaf_shape(leaf.space))}"
+                    )
+                columns.append(array)
+            elif isinstance(column, Values) and not leaf.is_array and len(column.items) == count:
+                columns.append([restore(unpack(item)) for item in column.items])
+            else:
+                raise RemoteProtocolError(f"leaf {path_name(leaf.path)!r} has the wrong kind or length")
+        return columns
+
+
+def _numpy(array: Array) -> NDArray[Any]:
+    try:
+        return array.numpy()
+    except ValueError as error:
+        raise RemoteProtocolError(str(error)) from None
+
+
+def _restorer(space: gym.Space[Any]) -> Callable[[Any], Any]:
+    """What turns plain tuples back into ``GraphInstance`` inside a value of this space."""
+    if isinstance(space, spaces.Graph):
+        return lambda value: spaces.GraphInstance(*value)
+    if isinstance(space, spaces.Sequence) and not space.stack:
+        feature = _restorer(space.feature_space)
+        return lambda value: tuple(feature(v) for v in value)
+    if isinstance(space, spaces.OneOf):
+        choices = [_restorer(child) for child in space.spaces]
+        return lambda value: (value[0], choices[int(value[0])](value[1]))
+    if isinstance(space, spaces.Dict):
+        children = {key: _restorer(child) for key, child in space.spaces.items()}
+        return lambda value: {key: children[key](v) for key, v in value.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = [_restorer(child) for child in space.spaces]
+        return lambda value: tuple(restore(v) for restore, v in zip(parts, value, strict=True))
+    return lambda value: value
+
+
+# --------------------------------------------------------------------------------------------------- actions
+
+
+def check_actions(space: gym.Space[Any], actions: Any, num_envs: int) -> list[LeafValues]:
+    """Take a vector env's actions apart into leaves, and refuse what can't be right before anything is sent.
+
+    Accepts what ``gymnasium.vector.utils.iterate`` accepts: arrays, lists and tuples, dicts and tuples of them.
+
+    Args:
+        space: one env's action space.
+        actions: actions for ``num_envs`` envs.
+        num_envs: their number.
+
+    Returns:
+        the leaves, each with ``num_envs`` entries; arrays keep their dtype, because an env must get what it would get locally.
+
+    Raises:
+        ActionError: for a wrong number or shape, or NaN. It is a ``ValueError``.
+        TypeError: for something that can't be iterated over, or has another structure than the space.
+    """
+    return [_check_leaf(leaf, _pick_action(actions, leaf.path), num_envs) for leaf in leaves(space)]
+
+
+def _pick_action(actions: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        wanted = dict if isinstance(key, str) else (tuple, list)
+        if not isinstance(actions, wanted):
+            raise TypeError(f"Unable to iterate over the following elements: {actions!r} (no {key!r} in it)")
+        try:
+            actions = actions[key]
+        except (KeyError, IndexError):
+            raise ActionError(f"the actions have no {path_name(path)!r}") from None
+    return actions
+
+
+def _check_leaf(leaf: Leaf, values: Any, num_envs: int) -> LeafValues:
+    where = f" for {path_name(leaf.path)!r}" if leaf.path else ""
+    if not isinstance(values, (np.ndarray, list, tuple)):
+        if not hasattr(values, "__array__"):
+            raise TypeError(f"Unable to iterate over the following elements: {values!r}")
+        values = np.asarray(values)
+    if isinstance(values, np.ndarray) and values.ndim == 0:
+        raise TypeError(f"Unable to iterate over the following elements: {values!r}")
+    if len(values) != num_envs:
+        raise ActionError(f"{len(values)} actions{where} for {num_envs} envs")
+    if not isinstance(values, np.ndarray):
+        for row, value in enumerate(values):
+            _check_one(leaf, value, row, where)
+        return list(values)
+    if leaf.is_array and values.dtype != object and values.shape[1:] != leaf_shape(leaf.space):
+        raise ActionError(f"actions{where} of shape {values.shape}, not {(num_envs, *leaf_shape(leaf.space))}")
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise ActionError(f"the action{where} of env {int(np.argwhere(np.isnan(values))[0][0])} holds NaN")
+    return list(values) if values.dtype.kind not in "biufc" else values
+
+
+def _check_one(leaf: Leaf, value: Any, row: int, where: str) -> None:
+    """One env's action in a list: arrays must have the right shape, and no float may be NaN."""
+    if isinstance(value, np.ndarray) and leaf.is_array and value.shape != leaf_shape(leaf.space):
+        raise ActionError(f"the action{where} of env {row} has shape {value.shape}, not {leaf_shape(leaf.space)}")
+    if isinstance(value, (float, np.floating, np.ndarray)) and np.asarray(value).dtype.kind == "f" and np.isnan(value).any():
+        raise ActionError(f"the action{where} of env {row} holds NaN")
+
+
+class ActionReader:
+    """Gives each env its own action, as the type that it would get from a local vector env.
+
+    Args:
+        space: one env's action space.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self._space = space
+        self._restore = [_restorer(leaf.space) for leaf in leaves(space)]
+        self._flat = [leaf.path for leaf in leaves(space)] == [()]
+
+    def read(self, batch: Batch, count: int) -> list[Any]:
+        """The actions of ``count`` envs.
+
+        Returns:
+            numpy scalars for rows of ``(count,)`` arrays, views of a fresh array for larger rows, or what was packed.
+
+        Raises:
+            RemoteProtocolError: if the batch doesn't fit.
+        """
+        if len(batch) != len(self._restore):
+            raise RemoteProtocolError(f"{len(batch)} leaves of actions where the space has {len(self._restore)}")
+        columns: list[LeafValues] = [
+            _numpy(c).copy() if isinstance(c, Array) else [restore(unpack(item)) for item in c.items]
+            for restore, c in zip(self._restore, batch, strict=True)
+        ]
+        if any((c.shape[:1] != (count,)) if isinstance(c, np.ndarray) else (len(c) != count) for c in columns):
+            raise RemoteProtocolError(f"the actions aren't for {count} envs")
+        if self._flat:
+            return list(columns[0])
+        return [assemble(self._space, iter(row)) for row in zip(*columns, strict=True)]
+
+
+def rows_of(indices: Iterable[int]) -> slice | list[int]:
+    """Row indices as a slice where they are consecutive, which numpy copies faster."""
+    rows = list(indices)
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return rows

@@ -1,0 +1,315 @@
+"""`EnvClient`: an environment server's ``reset``, ``step`` and ``state`` as plain calls, async or sync, as OpenEnv's client has them.
+
+It speaks the OpenEnv dialect, so it works with every OpenEnv server and with ours. Other than OpenEnv's own client it
+never steps a fresh env in place of one that was lost: after a timeout or a broken connection ``step`` raises, and only
+``reset`` starts anew. For training on many envs use `openenv_gym.RemoteVecEnv`, which is far faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+from openenv_gym.dial import Target, default_url, websocket_url
+from openenv_gym.errors import RemoteEnvError, ReplyTimeout
+from openenv_gym.json_channel import JsonChannel
+from openenv_gym.loop import client_loop
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["EnvClient", "GenericEnvClient", "StepResult", "SyncEnvClient"]
+
+ActT = TypeVar("ActT")
+ObsT = TypeVar("ObsT")
+StateT = TypeVar("StateT")
+_T = TypeVar("_T")
+
+
+@dataclass
+class StepResult(Generic[ObsT]):
+    """What a reset or a step gave.
+
+    Attributes:
+        observation: the observation.
+        reward: the reward, or None after a reset.
+        done: whether the episode has ended.
+        metadata: the env's info, or None.
+        terminated: whether it ended by itself; what ``done`` says where the server knows no difference.
+        truncated: whether it was cut off.
+    """
+
+    observation: ObsT
+    reward: float | None = None
+    done: bool = False
+    metadata: dict[str, Any] | None = None
+    terminated: bool = False
+    truncated: bool = False
+
+
+class EnvClient(Generic[ActT, ObsT, StateT]):
+    """One session with an environment server.
+
+    Override ``_step_payload``, ``_parse_result`` and ``_parse_state`` to work with typed actions, observations and
+    states; by default they are dicts, and an action may also be a pydantic model.
+
+    Args:
+        base_url: ``http(s)://`` or ``ws(s)://``; None takes ``$OPENENV_BASE_URL``, else ``http://localhost:8000``.
+        connect_timeout_s: limit in seconds for connecting.
+        message_timeout_s: limit for each reply.
+        max_message_size_mb: the largest message in MiB.
+        websocket_ping_interval_s: seconds between pings; None sends none.
+        websocket_ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
+        headers: more headers for the handshake, such as ``{"Authorization": "Bearer …"}`` for a private Space.
+        token: a bearer token; None takes ``$OPENENV_GYM_TOKEN``.
+        query: query parameters for the endpoint, such as ``{"exclude": "camera"}`` on our servers.
+
+    Example:
+        >>> async with EnvClient("http://localhost:8000") as client:  # doctest: +SKIP
+        ...     result = await client.reset(seed=1)
+        ...     result = await client.step({"action": 0})
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        connect_timeout_s: float = 10.0,
+        message_timeout_s: float = 60.0,
+        max_message_size_mb: float = 100.0,
+        websocket_ping_interval_s: float | None = 60.0,
+        websocket_ping_timeout_s: float | None = 60.0,
+        headers: Mapping[str, str] | None = None,
+        *,
+        token: str | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> None:
+        url = websocket_url(base_url or default_url())
+        if query:
+            url += ("&" if "?" in url else "?") + urlencode(query)
+        self._target = Target(
+            url,
+            token or os.environ.get("OPENENV_GYM_TOKEN") or None,
+            headers or {},
+            connect_timeout_s,
+            int(max_message_size_mb * 1024 * 1024),
+            websocket_ping_interval_s,
+            websocket_ping_timeout_s,
+        )
+        self._message_timeout_s = message_timeout_s
+        self._channel = JsonChannel(self._target)
+        self._connected = False
+        self._children: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._turn = asyncio.Lock()
+
+    # -------------------------------------------------------------------------------------------- to override
+
+    def _step_payload(self, action: ActT) -> dict[str, Any]:
+        """An action as the data of a ``step`` message."""
+        if isinstance(action, Mapping):
+            return dict(action)
+        if hasattr(action, "model_dump"):
+            data: dict[str, Any] = action.model_dump()
+            return data
+        raise TypeError(f"an action is a dict or a pydantic model, not {type(action).__name__}; override _step_payload")
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """The data of an ``observation`` reply as a result."""
+        done = bool(payload.get("done", False))
+        truncated = bool(payload.get("truncated", False))
+        return StepResult(
+            observation=payload.get("observation", {}),
+            reward=payload.get("reward"),
+            done=done,
+            metadata=payload.get("metadata"),
+            terminated=bool(payload.get("terminated", done and not truncated)),
+            truncated=truncated,
+        )
+
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """The data of a ``state`` reply as a state."""
+        return payload  # type: ignore[return-value]
+
+    # ---------------------------------------------------------------------------------------------- messages
+
+    async def connect(self) -> Self:
+        """Connect, unless there is a connection.
+
+        Raises:
+            ConnectFailed: if the server can't be reached; it is a ``ConnectionError``. `CapacityError` if it is full.
+        """
+        if self._channel.gone is not None:
+            await self._within("connect", self._target.connect_timeout_s, self._channel.open())
+            self._connected = True
+        return self
+
+    async def reset(self, **kwargs: Any) -> StepResult[ObsT]:
+        """Start an episode, on a new connection if the old one is gone.
+
+        Args:
+            **kwargs: what the env's ``reset`` takes, such as ``seed``.
+
+        Raises:
+            RemoteEnvError: for an error that the server reports; it is a ``RuntimeError``.
+            ReplyTimeout: after ``message_timeout_s``; it is an ``asyncio.TimeoutError``.
+        """
+        async with self._turn:
+            await self.connect()
+            return self._parse_result(await self._ask("reset", kwargs))
+
+    async def step(self, action: ActT) -> StepResult[ObsT]:
+        """Take a step.
+
+        Raises:
+            RemoteEnvError: for an error that the server reports; it is a ``RuntimeError``.
+            ReplyTimeout: after ``message_timeout_s``; it is an ``asyncio.TimeoutError``, and a reset is needed then.
+            SessionLost: if the episode is gone; it is a ``ConnectionError``, and a reset is needed.
+        """
+        async with self._turn:
+            await self._first_connect()
+            return self._parse_result(await self._ask("step", self._step_payload(action)))
+
+    async def batch_step(self, actions: Sequence[ActT]) -> list[StepResult[ObsT]]:
+        """Take several steps in one message.
+
+        With one env on the connection the actions are taken in turn, until the episode ends. With ``?num_envs=N``
+        each env takes one of N actions. A server that knows no ``batch_step`` gets one message for each action.
+
+        Returns:
+            one result for each step that was taken.
+        """
+        async with self._turn:
+            await self._first_connect()
+            payloads = [self._step_payload(action) for action in actions]
+            try:
+                data = await self._ask("batch_step", {"actions": payloads})
+            except RemoteEnvError as error:
+                if error.code != "UNKNOWN_TYPE":
+                    raise
+            else:
+                return [self._parse_result(result) for result in data["results"]]
+            return await self._one_by_one(payloads)
+
+    async def _one_by_one(self, payloads: list[dict[str, Any]]) -> list[StepResult[ObsT]]:
+        warnings.warn(f"{self._target.url} knows no batch_step: sending one message for each action", stacklevel=4)
+        results: list[StepResult[ObsT]] = []
+        for payload in payloads:
+            results.append(self._parse_result(await self._ask("step", payload)))
+            if results[-1].done:
+                break
+        return results
+
+    async def state(self) -> StateT:
+        """The env's state, such as ``episode_id`` and ``step_count``."""
+        async with self._turn:
+            await self._first_connect()
+            return self._parse_state(await self._ask("state", None))
+
+    async def new_session(self) -> Self:
+        """A connected client of the same kind with a session of its own, closed together with this one."""
+        child = type(self).__new__(type(self))
+        child.__dict__.update(self.__dict__)
+        child._channel, child._children, child._turn = JsonChannel(self._target), [], asyncio.Lock()
+        await child.connect()
+        self._children.append(child)
+        return child
+
+    async def close(self) -> None:
+        """End the session and the connection, and those of `new_session`; closing twice is fine."""
+        children, self._children = self._children, []
+        await asyncio.gather(*(child.close() for child in children), self._channel.close())
+
+    async def _first_connect(self) -> None:
+        """Connect if there never was a connection: on a lost one there is no episode to go on with."""
+        if not self._connected:
+            await self.connect()
+
+    async def _ask(self, kind: str, data: dict[str, Any] | None) -> dict[str, Any]:
+        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        return await self._within(kind, self._message_timeout_s, self._channel.ask(message))
+
+    async def _within(self, phase: str, limit_s: float, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return await asyncio.wait_for(coroutine, limit_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise ReplyTimeout(phase, self._target.url, limit_s) from None
+
+    # ------------------------------------------------------------------------------------------------- forms
+
+    def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        """The same client with plain, blocking calls, on a loop thread of this package."""
+        return SyncEnvClient(self)
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        self._synced = self.sync()
+        return self._synced.connect()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._synced.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._target.url!r})"
+
+
+class GenericEnvClient(EnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]):
+    """An `EnvClient` whose actions, observations and states are dicts."""
+
+
+class SyncEnvClient(Generic[ActT, ObsT, StateT]):
+    """An `EnvClient` with blocking calls. They work in scripts, in threads, and in a notebook's running loop.
+
+    Args:
+        client: the client; use it through this object only.
+    """
+
+    def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
+        self._client = client
+        self._loop = client_loop()
+
+    def connect(self) -> Self:
+        """See `EnvClient.connect`."""
+        self._loop.run(self._client.connect())
+        return self
+
+    def reset(self, **kwargs: Any) -> StepResult[ObsT]:
+        """See `EnvClient.reset`."""
+        return self._loop.run(self._client.reset(**kwargs))
+
+    def step(self, action: ActT) -> StepResult[ObsT]:
+        """See `EnvClient.step`."""
+        return self._loop.run(self._client.step(action))
+
+    def batch_step(self, actions: Sequence[ActT]) -> list[StepResult[ObsT]]:
+        """See `EnvClient.batch_step`."""
+        return self._loop.run(self._client.batch_step(actions))
+
+    def state(self) -> StateT:
+        """See `EnvClient.state`."""
+        return self._loop.run(self._client.state())
+
+    def new_session(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        """See `EnvClient.new_session`."""
+        return SyncEnvClient(self._loop.run(self._client.new_session()))
+
+    def close(self) -> None:
+        """See `EnvClient.close`."""
+        self._loop.run(self._client.close())
+
+    def __enter__(self) -> Self:
+        return self.connect()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{self._client!r}.sync()"

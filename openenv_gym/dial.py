@@ -1,0 +1,186 @@
+"""Opens WebSockets: addresses, proxies and tokens in, a connection or one of our errors out."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidMessage,
+    InvalidStatus,
+    InvalidURI,
+    PayloadTooBig,
+    ProxyError,
+)
+from websockets.typing import Subprotocol
+
+from openenv_gym.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    MessageTooLarge,
+    NotAWebSocket,
+    OptionError,
+    ReplyTimeout,
+    TransportError,
+    Unauthorized,
+)
+
+__all__ = ["DEFAULT_URL", "SCHEMES", "Target", "dial", "default_url", "lost", "websocket_url"]
+
+DEFAULT_URL: Final = "http://localhost:8000"
+SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+def default_url() -> str:
+    """``$OPENENV_BASE_URL``, or the address that ``openenv-gym serve`` listens on."""
+    return os.environ.get("OPENENV_BASE_URL") or DEFAULT_URL
+
+
+def websocket_url(base_url: str) -> str:
+    """The WebSocket endpoint of a server.
+
+    Args:
+        base_url: ``http``, ``https``, ``ws`` or ``wss``, with a path if the server has one, with or without ``/ws``.
+
+    Raises:
+        OptionError: if it isn't such a URL.
+    """
+    try:
+        parts = urlsplit(base_url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise OptionError(f"{base_url!r} isn't a URL: {error}") from None
+    if parts.scheme not in SCHEMES or not host:
+        raise OptionError(f"{base_url!r} isn't a URL of a server: write it like {DEFAULT_URL} or wss://host/path")
+    path = parts.path.rstrip("/")
+    path = path if path.endswith("/ws") else f"{path}/ws"
+    return urlunsplit(SplitResult(SCHEMES[parts.scheme], parts.netloc, path, parts.query, ""))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, and how to talk to it.
+
+    Attributes:
+        url: its WebSocket endpoint.
+        token: the bearer token; never shown.
+        headers: more headers for the handshake; never shown, for a token may be among them.
+        connect_timeout_s: limit for connection and handshake.
+        max_message_bytes: the largest message in either direction.
+        ping_interval_s: seconds between pings; None sends none.
+        ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
+        ssl: TLS settings for ``wss``; None takes the system's.
+    """
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    connect_timeout_s: float = 10.0
+    max_message_bytes: int = 100 * 1024 * 1024
+    ping_interval_s: float | None = 60.0
+    ping_timeout_s: float | None = 60.0
+    ssl: ssl.SSLContext | None = field(default=None, repr=False)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is this machine: the host itself is compared, never a part of its name."""
+        host = urlsplit(self.url).hostname or ""
+        if host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def all_headers(self) -> dict[str, str]:
+        """The handshake's headers, the token's among them."""
+        authorization = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        return {**authorization, **self.headers}
+
+
+async def dial(
+    target: Target, *, subprotocols: Sequence[str] = (), connection: type[ClientConnection] | None = None
+) -> ClientConnection:
+    """Open a WebSocket.
+
+    Args:
+        target: the server.
+        subprotocols: subprotocols to offer.
+        connection: the connection class.
+
+    Returns:
+        the open connection; its ``subprotocol`` is the one that the server chose, or None.
+
+    Raises:
+        ConnectFailed: if nothing listens there, the name is unknown, TLS fails, or the handshake takes too long.
+        NotAWebSocket: if what answers isn't a WebSocket endpoint.
+        Unauthorized: if the token is refused.
+    """
+    # Compression costs more than it saves on loopback and datacentre networks, and can't be a bomb when it's off.
+    arguments: dict[str, Any] = {"ssl": target.ssl} if target.ssl is not None else {}
+    if target.is_loopback:
+        arguments["proxy"] = None  # for this connection only: the process's environment is nobody's to change
+    try:
+        return await connect(
+            target.url,
+            subprotocols=[Subprotocol(name) for name in subprotocols] or None,
+            additional_headers=target.all_headers(),
+            open_timeout=target.connect_timeout_s,
+            ping_interval=target.ping_interval_s,
+            ping_timeout=target.ping_timeout_s,
+            close_timeout=2,
+            max_size=target.max_message_bytes,
+            compression=None,
+            create_connection=connection,
+            **arguments,
+        )
+    except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
+        raise _translated(target, error) from error
+
+
+def _translated(target: Target, error: Exception) -> TransportError:
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        return ConnectFailed(target.url, f"no answer within {target.connect_timeout_s:g} second(s)")
+    if isinstance(error, InvalidStatus):
+        status = error.response.status_code
+        if status in (401, 403):
+            return Unauthorized(target.url, f"HTTP {status}")
+        if status == 503:
+            return ConnectFailed(target.url, "HTTP 503, the server is overloaded or shutting down")
+        return NotAWebSocket(target.url, f"HTTP {status}")
+    if isinstance(error, ProxyError):
+        return ConnectFailed(target.url, f"the proxy failed: {error}")
+    if isinstance(error, (InvalidMessage, EOFError)):
+        return NotAWebSocket(target.url, "it doesn't speak HTTP, or closed the connection at once")
+    if isinstance(error, InvalidHandshake):
+        return NotAWebSocket(target.url, str(error))
+    return ConnectFailed(target.url, _reason(error))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+        return "connection refused"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def lost(target: Target, error: BaseException) -> TransportError:
+    """Our error for what ended an open connection."""
+    if isinstance(error, ConnectionClosed):
+        cause = error.__cause__
+        for close in (error.sent, error.rcvd):
+            if isinstance(cause, PayloadTooBig) or (close is not None and close.code == 1009):
+                return MessageTooLarge(None, target.max_message_bytes, "max_message_size_mb")
+        close = error.rcvd or error.sent
+        if close is not None:
+            return ConnectionLost(target.url, f"close code {int(close.code)}{f', {close.reason}' if close.reason else ''}")
+        return ConnectionLost(target.url, _reason(cause) if isinstance(cause, Exception) else "no close frame")
+    return ConnectionLost(target.url, _reason(error) if isinstance(error, Exception) else type(error).__name__)

@@ -1,0 +1,191 @@
+"""`RemoteEnv`: a ``gymnasium.Env`` that runs on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from openenv_gym.backend import Backend
+from openenv_gym.batching import check_actions
+from openenv_gym.codec import pack
+from openenv_gym.errors import RemoteEnvError
+from openenv_gym.messages import Call, Get, Render, Set
+from openenv_gym.options import RemoteOptions
+from openenv_gym.rollout import Rollout
+
+__all__ = ["RemoteEnv"]
+
+
+class RemoteEnv(gym.Env[Any, Any]):
+    """One env on a server.
+
+    Args:
+        base_url: the server's URL, ``http(s)://`` or ``ws(s)://``; None takes ``$OPENENV_BASE_URL``, else
+            ``http://localhost:8000``.
+        local: an environment to serve from an embedded `openenv_gym.LocalServer`, instead of ``base_url``.
+        env_kwargs: keyword arguments for that environment.
+        **options: the fields of `openenv_gym.options.RemoteOptions`, such as ``token``, ``include``, ``render_mode``,
+            ``message_timeout_s``.
+
+    Attributes:
+        observation_space: the env's observation space, after trimming.
+        action_space: the env's action space.
+        metadata: the env's metadata; this instance's own.
+        render_mode: the env's render mode.
+        options: the validated options.
+
+    Raises:
+        OptionError: for an unknown option or a bad value.
+        ConnectFailed: if the server can't be reached; `CapacityError` if it has no room, `Unauthorized` if it refuses the
+            token, `NotAWebSocket` if it is something else.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"], "render_fps": 30}  # noqa: RUF012 - Gymnasium's
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        local: str | Callable[..., Any] | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._backend: Backend | None = None
+        self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options})
+        self._backend = Backend(self.options, 1, local=local, env_kwargs=env_kwargs)
+        self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=lambda t: gym.logger.warn("%s", t))
+        link = self._backend.pool.links[0]
+        self.observation_space = link.observation_space
+        self.action_space = link.action_space
+        self.render_mode = link.metadata.get("render_mode")
+        self.metadata = {k: v for k, v in link.metadata.items() if k != "render_mode"}
+        self.metadata["render_modes"] = list(self.metadata.get("render_modes", ()))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env.
+
+        Args:
+            seed: the seed, or None to let the env's generator go on.
+            options: given to the env.
+
+        Returns:
+            the observation and the info.
+
+        Raises:
+            RemoteEnvError: if the env raised. It is also of the raised class, where that is a builtin one.
+            ReplyTimeout: after ``reset_timeout_s``.
+        """
+        super().reset(seed=seed)
+        self._assert_open()
+        pending = self.rollout.start_reset([seed], [options])
+        result = self.rollout.finish_reset(pending, self.options.resets_within_s)
+        self.rollout.reader.keep(result.parts)
+        return self.rollout.reader.last(0), _only(result.infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the env.
+
+        Args:
+            action: a value of ``action_space``.
+
+        Returns:
+            observation, reward, terminated, truncated and info, as Python's own float and bool.
+
+        Raises:
+            ActionError: for an action of the wrong shape, before anything is sent.
+            ResetNeeded: before the first reset, or after the episode was lost to a timeout.
+            RemoteEnvError: if the env raised.
+            ReplyTimeout: after ``message_timeout_s``; the env needs a reset then.
+        """
+        self._assert_open()
+        leaves = check_actions(self.action_space, _batch_of_one(self.action_space, action), 1)
+        pending = self.rollout.start_step(leaves, None)
+        result = self.rollout.finish_step(pending, self.options.message_timeout_s)
+        self.rollout.reader.keep(result.parts)
+        return (
+            self.rollout.reader.last(0),
+            float(result.rewards[0]),
+            bool(result.terminated[0]),
+            bool(result.truncated[0]),
+            _only(result.infos),
+        )
+
+    def render(self) -> Any:
+        """The env's current frame, in ``render_mode``."""
+        self._assert_open()
+        return self.rollout.ask(lambda slots, rows: Render(0, slots), "render", self.options.message_timeout_s)[0]
+
+    def close(self) -> None:
+        """Close the connection; closing twice is fine."""
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+
+    # ------------------------------------------------------------------------------------ methods, attributes
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env that the server allows, or read an attribute.
+
+        Raises:
+            RemoteEnvError: if the server doesn't allow it (``--allow-call``), or it raises.
+        """
+        self._assert_open()
+        packed_args = [pack(arg, f"args[{i}]") for i, arg in enumerate(args)]
+        packed_kwargs = {key: pack(value, key) for key, value in kwargs.items()}
+        make = lambda slots, rows: Call(0, slots, name, packed_args, packed_kwargs)  # noqa: E731
+        return self.rollout.ask(make, "call", self.options.message_timeout_s)[0]
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether this object, or the env on the server, has an attribute that can be read."""
+        try:
+            self.get_wrapper_attr(name)
+        except AttributeError:
+            return False
+        return True
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """An attribute of this object or, if it has none, plain data of the env on the server.
+
+        Raises:
+            AttributeError: if there is none, or the server doesn't let it be read.
+        """
+        if hasattr(self, name) or name.startswith("_"):
+            return getattr(self, name)
+        self._assert_open()
+        try:
+            return self.rollout.ask(lambda slots, rows: Get(0, slots, name), "get_attr", self.options.message_timeout_s)[0]
+        except RemoteEnvError as error:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}: {error}") from error
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of this object if it has it, else of the env on the server if that allows it.
+
+        Returns:
+            whether it was set.
+        """
+        if hasattr(self, name) or name.startswith("_"):
+            setattr(self, name, value)
+            return True
+        self._assert_open()
+        packed = pack(value, name)
+        make = lambda slots, rows: Set(0, slots, name, [packed], force)  # noqa: E731
+        return bool(self.rollout.ask(make, "set_attr", self.options.message_timeout_s)[0])
+
+    def _assert_open(self) -> None:
+        if self._backend is None:
+            raise gym.error.ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}` after `close()`.")
+
+
+def _batch_of_one(space: gym.Space[Any], action: Any) -> Any:
+    """One action as the batch of a single env."""
+    if isinstance(space, gym.spaces.Dict) and isinstance(action, dict):
+        return {key: _batch_of_one(child, action.get(key)) for key, child in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple) and isinstance(action, (tuple, list)):
+        return tuple(_batch_of_one(child, part) for child, part in zip(space.spaces, action, strict=True))
+    return [action]
+
+
+def _only(infos: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    return infos[0][1] if infos else {}

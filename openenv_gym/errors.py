@@ -1,0 +1,366 @@
+"""Every exception that openenv-gym raises.
+
+.. code-block:: text
+
+    OpenEnvGymError
+    ├─ TransportError
+    │  ├─ ConnectFailed (ConnectionError)        no connection could be made
+    │  │  ├─ NotAWebSocket                       something answered, but not a WebSocket endpoint
+    │  │  ├─ Unauthorized                        the token was refused
+    │  │  └─ CapacityError                       the server has no room for that many envs
+    │  ├─ ConnectionLost (ConnectionError)       a working connection broke
+    │  │  └─ SessionLost                         … and the episodes behind it are gone
+    │  ├─ ReplyTimeout (TimeoutError)            no reply within the limit
+    │  └─ MessageTooLarge                        a message over the size limit
+    ├─ ProtocolError
+    │  ├─ LocalProtocolError (RuntimeError)      this side broke the rules
+    │  ├─ RemoteProtocolError (RuntimeError)     the peer broke them
+    │  └─ ProtocolVersionError (RuntimeError)    the two sides speak different versions
+    ├─ RemoteEnvError (RuntimeError)             the env, or the server, reported an error
+    ├─ BatchError (RuntimeError)                 several envs failed in one call
+    ├─ FactoryError (RuntimeError)               an environment could not be created
+    ├─ ActionError (ValueError)                  actions of the wrong number, shape or value
+    ├─ OptionError (TypeError)                   an unknown option, or one with a bad value
+    └─ SpaceError (TypeError)                    a space or a value that can't be described or built
+
+Misuse of the vector API raises Gymnasium's own classes (``gymnasium.error``). The facts are attributes,
+the sentence is built in ``__str__``, and every error survives pickling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import functools
+import multiprocessing
+from typing import Any
+
+import gymnasium.error
+
+__all__ = [
+    "ActionError",
+    "BatchError",
+    "CapacityError",
+    "ConnectFailed",
+    "ConnectionLost",
+    "FactoryError",
+    "LocalProtocolError",
+    "MessageTooLarge",
+    "NotAWebSocket",
+    "OpenEnvGymError",
+    "OptionError",
+    "ProtocolError",
+    "ProtocolVersionError",
+    "RemoteEnvError",
+    "RemoteProtocolError",
+    "ReplyTimeout",
+    "SessionLost",
+    "SpaceError",
+    "TransportError",
+    "Unauthorized",
+    "remote_env_error",
+]
+
+
+class OpenEnvGymError(Exception):
+    """Base of all errors of this package."""
+
+
+class TransportError(OpenEnvGymError):
+    """Base of errors on the way between client and server."""
+
+
+class ConnectFailed(TransportError, ConnectionError):
+    """Raised when no connection to a server could be made.
+
+    Attributes:
+        url: the address that was tried.
+        reason: what went wrong, in a few words.
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.args = (url, reason)
+        self.url = url
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"no server at {self.url} ({self.reason}); "
+            "start one with `openenv-gym serve ENV_ID`, or check the URL"
+        )
+
+
+class NotAWebSocket(ConnectFailed):
+    """Raised when something answers at the URL, but not as a WebSocket endpoint."""
+
+    def __str__(self) -> str:
+        return f"{self.url} is not an environment server's WebSocket endpoint ({self.reason})"
+
+
+class Unauthorized(ConnectFailed):
+    """Raised when the server refuses the token."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.url} refused the token ({self.reason}); "
+            "pass token=… or set OPENENV_GYM_TOKEN to the server's token"
+        )
+
+
+class CapacityError(ConnectFailed):
+    """Raised when the server has no room for the envs that were asked for.
+
+    Attributes:
+        active: envs that the server holds now, or None where it doesn't say.
+        maximum: envs that it admits, or None where it doesn't say.
+        requested: envs that were asked for on this connection.
+    """
+
+    def __init__(self, url: str, active: int | None, maximum: int | None, requested: int) -> None:
+        super().__init__(url, "capacity reached")
+        self.args = (url, active, maximum, requested)
+        self.active = active
+        self.maximum = maximum
+        self.requested = requested
+
+    def __str__(self) -> str:
+        known = self.active is not None and self.maximum is not None
+        used = f"{self.active} of {self.maximum} are in use" if known else "it is full"
+        return (
+            f"{self.url} has no room for {self.requested} more env(s): {used}; "
+            "raise --max-envs (max_concurrent_envs on an OpenEnv server) or ask for fewer envs"
+        )
+
+
+class ConnectionLost(TransportError, ConnectionError):
+    """Raised when a working connection breaks.
+
+    Attributes:
+        url: the server's address.
+        reason: what was seen, for instance the close code.
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.args = (url, reason)
+        self.url = url
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the connection to {self.url} was lost ({self.reason})"
+
+
+class SessionLost(ConnectionLost):
+    """Raised when the server no longer holds a session: its episodes can't be continued, only reset."""
+
+    def __str__(self) -> str:
+        return f"the session on {self.url} is gone ({self.reason}); its envs start anew at the next reset"
+
+
+class ReplyTimeout(TransportError, multiprocessing.TimeoutError, asyncio.TimeoutError):
+    """Raised when a reply doesn't come within its limit.
+
+    It is a ``multiprocessing.TimeoutError`` because Gymnasium's ``step_wait`` promises that one
+    (gymnasium/vector/async_vector_env.py), and an ``asyncio.TimeoutError`` for async code.
+
+    Attributes:
+        phase: ``connect``, ``reset``, ``step``, ``close`` or another request's name.
+        url: the server's address.
+        limit_s: the limit in seconds.
+        envs: indices of the envs that didn't answer.
+    """
+
+    def __init__(self, phase: str, url: str, limit_s: float, envs: tuple[int, ...] = ()) -> None:
+        self.args = (phase, url, limit_s, envs)
+        self.phase = phase
+        self.url = url
+        self.limit_s = limit_s
+        self.envs = envs
+
+    def __str__(self) -> str:
+        who = f" for env {_ranges(self.envs)}" if self.envs else ""
+        return f"no reply to `{self.phase}`{who} from {self.url} within {self.limit_s:g} second(s)"
+
+
+class MessageTooLarge(TransportError, RuntimeError):
+    """Raised when a message is larger than the limit.
+
+    Attributes:
+        size: the message's size in bytes, or None where only the limit is known.
+        limit: the limit in bytes.
+        setting: the name of the setting that raises the limit.
+    """
+
+    def __init__(self, size: int | None, limit: int, setting: str) -> None:
+        self.args = (size, limit, setting)
+        self.size = size
+        self.limit = limit
+        self.setting = setting
+
+    def __str__(self) -> str:
+        size = "a message" if self.size is None else f"a message of {self.size:,} bytes"
+        return f"{size} is over the limit of {self.limit:,} bytes; raise {self.setting} on both sides, or trim the observation"
+
+
+class ProtocolError(OpenEnvGymError):
+    """Base of violations of the protocol (abstract: one side or the other is at fault)."""
+
+
+class LocalProtocolError(ProtocolError, RuntimeError):
+    """Raised when this side breaks the protocol's rules."""
+
+
+class RemoteProtocolError(ProtocolError, RuntimeError):
+    """Raised when the peer breaks the protocol's rules."""
+
+
+class ProtocolVersionError(ProtocolError, RuntimeError):
+    """Raised when the two sides speak different versions of the protocol.
+
+    Attributes:
+        ours: this side's version.
+        theirs: the peer's version.
+    """
+
+    def __init__(self, ours: int, theirs: int) -> None:
+        self.args = (ours, theirs)
+        self.ours = ours
+        self.theirs = theirs
+
+    def __str__(self) -> str:
+        return f"this side speaks version {self.ours} of the protocol and the peer version {self.theirs}; upgrade the older one"
+
+
+class RemoteEnvError(OpenEnvGymError, RuntimeError):
+    """Raised for an error that the server or one of its envs reports.
+
+    An exception of a builtin or a Gymnasium class arrives as a subclass of that class too, so that
+    ``except ValueError`` works as it does with a local env (see `remote_env_error`).
+
+    Attributes:
+        code: the server's error code, such as ``EXECUTION_ERROR``.
+        type: name of the exception's class on the server, or ``""``.
+        message: the exception's text.
+        env_index: index of the env in the vector env, or None.
+        traceback: the remote traceback, or None unless the server allows it.
+    """
+
+    def __init__(
+        self, code: str, type: str, message: str, env_index: int | None = None, traceback: str | None = None
+    ) -> None:
+        self.args = (code, type, message, env_index, traceback)
+        self.code = code
+        self.type = type
+        self.message = message
+        self.env_index = env_index
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remote_env_error, self.args
+
+    def __str__(self) -> str:
+        where = "the server" if self.env_index is None else f"env {self.env_index}"
+        what = f"{self.type}: {self.message}" if self.type else self.message
+        text = f"{where} reported {what} (code: {self.code})"
+        return f"{text}\n\nRemote traceback:\n{self.traceback}" if self.traceback else text
+
+
+class BatchError(OpenEnvGymError, RuntimeError):
+    """Raised when more than one env failed in one call.
+
+    Attributes:
+        failures: the error of each failed env, by env index.
+    """
+
+    def __init__(self, failures: dict[int, Exception]) -> None:
+        self.args = (failures,)
+        self.failures = failures
+
+    def __str__(self) -> str:
+        return f"{len(self.failures)} envs failed: " + "; ".join(str(e) for e in self.failures.values())
+
+
+class FactoryError(OpenEnvGymError, RuntimeError):
+    """Raised when an environment can't be created.
+
+    Attributes:
+        env: the env id, or the factory's name.
+        reason: what its creation raised.
+    """
+
+    def __init__(self, env: str, reason: str) -> None:
+        self.args = (env, reason)
+        self.env = env
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"can't create the environment {self.env!r}: {self.reason}"
+
+
+class ActionError(OpenEnvGymError, ValueError):
+    """Raised for actions of the wrong number, shape or value, before anything is sent."""
+
+
+class OptionError(OpenEnvGymError, TypeError):
+    """Raised for an unknown option, or for one with a bad value."""
+
+
+class SpaceError(OpenEnvGymError, TypeError):
+    """Raised when a space, or a value of it, can't be described, built, trimmed or cast.
+
+    Attributes:
+        path: dotted path of the part at fault, ``""`` for the whole.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        self.args = (message,)
+        self.message = message
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), path=self.path), self.args
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def remote_env_error(
+    code: str, type: str, message: str, env_index: int | None = None, traceback: str | None = None
+) -> RemoteEnvError:
+    """Build the error for a remote exception, as a subclass of that exception's class where it is well known.
+
+    Only Python's builtin exceptions and those of ``gymnasium.error`` are looked up, by name: nothing is imported
+    because a peer named it.
+
+    Args:
+        code: the server's error code.
+        type: name of the remote exception's class.
+        message: the remote exception's text.
+        env_index: index of the env in the vector env.
+        traceback: the remote traceback.
+
+    Returns:
+        a `RemoteEnvError`, for example one that is also a ``ValueError``.
+    """
+    return _error_class(type)(code, type, message, env_index, traceback)
+
+
+@functools.lru_cache(maxsize=256)
+def _error_class(name: str) -> type[RemoteEnvError]:
+    known = getattr(builtins, name, None) or getattr(gymnasium.error, name, None)
+    if not (isinstance(known, type) and issubclass(known, Exception)) or issubclass(RemoteEnvError, known):
+        return RemoteEnvError
+    try:
+        return type(f"Remote{name}", (RemoteEnvError, known), {"__module__": __name__})
+    except TypeError:  # a class whose memory layout can't be combined, such as UnicodeDecodeError
+        return RemoteEnvError
+
+
+def _ranges(indices: tuple[int, ...]) -> str:
+    """``(0, 1, 2, 5)`` as ``0-2, 5``."""
+    parts: list[list[int]] = []
+    for index in indices:
+        if parts and parts[-1][-1] == index - 1:
+            parts[-1][1:] = [index]
+        else:
+            parts.append([index])
+    return ", ".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,86 @@
+"""Several envs' info dicts as one vector info, in Gymnasium's layout.
+
+Each key has an array with one entry for each env, and a mask ``_key`` that says whose entries are real
+(gymnasium/vector/vector_env.py, ``_add_info``). Where the envs' values are of one type the result equals Gymnasium's.
+Where they differ, Gymnasium lets the first value fix the dtype, which cuts off or crashes on the others; here the dtype
+is one that holds them all, or ``object``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["merge_infos"]
+
+
+def merge_infos(infos: Iterable[tuple[int, dict[str, Any]]], num_envs: int) -> dict[str, Any]:
+    """Merge info dicts.
+
+    Args:
+        infos: row and info of each env that has one.
+        num_envs: the length of the arrays.
+
+    Returns:
+        the vector info; ``{}`` where no env has a key. ``final_obs`` is an object array at any depth.
+    """
+    columns: dict[str, list[tuple[int, Any]]] = {}
+    for row, info in infos:
+        for key, value in info.items():
+            columns.setdefault(key, []).append((row, value))
+    merged: dict[str, Any] = {}
+    for key, column in columns.items():
+        name = f"{key}_" if isinstance(key, str) and key.startswith("_") and key[1:] in columns else key
+        mask = np.zeros(num_envs, dtype=np.bool_)
+        mask[[row for row, _ in column]] = True
+        merged[name] = _merge_column(key, column, num_envs)
+        merged[f"_{name}"] = mask
+    return merged
+
+
+def _merge_column(key: str, column: list[tuple[int, Any]], num_envs: int) -> Any:
+    if key != "final_obs":
+        if all(isinstance(value, dict) for _, value in column):
+            return merge_infos(column, num_envs)
+        dtype = _common_dtype([value for _, value in column])
+        if dtype is not None:
+            first = column[0][1]
+            array = np.zeros((num_envs, *first.shape) if isinstance(first, np.ndarray) else num_envs, dtype)
+            if _fill_exactly(array, column):
+                return array
+    objects = np.full(num_envs, None, dtype=object)
+    for row, value in column:
+        objects[row] = value
+    return objects
+
+
+def _common_dtype(values: list[Any]) -> np.dtype[Any] | None:
+    """A dtype for all values, or None where only ``object`` will do."""
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        if not all(isinstance(v, np.ndarray) and v.shape == first.shape for v in values):
+            return None
+        dtypes = {v.dtype for v in values}
+    elif all(type(v) in (int, float, bool) or isinstance(v, np.number) for v in values):
+        dtypes = {np.dtype(type(v)) for v in values}
+    else:
+        return None
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    kinds = {dtype.kind for dtype in dtypes}
+    return np.result_type(*dtypes) if kinds <= set("iufc") or kinds in ({"U"}, {"S"}) else None
+
+
+def _fill_exactly(array: NDArray[Any], column: list[tuple[int, Any]]) -> bool:
+    """Write the values; False if one doesn't survive, such as 2**70, or 2**60 + 1 as a float."""
+    try:
+        for row, value in column:
+            array[row] = value
+            if array.dtype.kind == "f" and isinstance(value, (int, np.integer)) and int(array[row]) != value:
+                return False
+    except OverflowError:
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""What carries a learner's rows to a server: a connection in either dialect, as the pool sees it.
+
+Everything here runs on the client's loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import gymnasium as gym
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Event, State
+
+from openenv_gym.messages import Reply, Request
+
+__all__ = ["Deliver", "FrameConnection", "Link"]
+
+Deliver: TypeAlias = "Callable[[Reply | Exception], None]"
+"""Takes the reply to one request, or the error in its place; called exactly once, on the loop thread."""
+
+
+class Link(Protocol):
+    """One connection with its slots.
+
+    Attributes:
+        url: the server's WebSocket endpoint.
+        slots: the number of envs.
+        observation_space: one env's observation space.
+        action_space: one env's action space.
+        metadata: the env's metadata.
+        env_name: the environment's name, if the server says it.
+        counters: events since the start, such as ``reconnects`` and ``sessions_lost``.
+        notes: what the user should be told once; whoever tells it empties the list.
+    """
+
+    url: str
+    slots: int
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    metadata: dict[str, Any]
+    env_name: str
+    notes: list[str]
+
+    @property
+    def counters(self) -> dict[str, int]: ...
+
+    def start(self, request: Request, deliver: Deliver) -> None:
+        """Send a request. A `Reset` on a lost session opens a new one; anything else there fails with `SessionLost`."""
+
+    def abandon(self) -> None:
+        """Stop waiting for all replies: what comes late is dropped."""
+
+    async def close(self, timeout_s: float) -> None:
+        """End the session and the connection; never raises."""
+
+
+class FrameConnection(ClientConnection):
+    """A WebSocket that hands each message to a callback as it arrives, not to a coroutine one loop turn later."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._on_message: Callable[[bytes], None] | None = None
+        self._on_lost: Callable[[ConnectionClosed], None] | None = None
+        self._early: list[bytes] = []
+        self._fragments: list[bytes] | None = None
+
+    def listen(self, on_message: Callable[[bytes], None], on_lost: Callable[[ConnectionClosed], None]) -> None:
+        """Set or change who is told; messages that came before there was anybody are told now.
+
+        Args:
+            on_message: takes each message's bytes.
+            on_lost: takes what ended the connection, once.
+        """
+        self._on_message, self._on_lost = on_message, on_lost
+        early, self._early = self._early, []
+        for message in early:
+            on_message(message)
+        if self.protocol.state is State.CLOSED:
+            on_lost(self.close_exc)
+
+    def ignore(self) -> None:
+        """Tell nobody any more."""
+        self._on_message, self._on_lost = _ignore, None
+
+    def write(self, message: bytes) -> None:
+        """Send a binary message now. On a connection that has ended it is dropped, and ``on_lost`` tells."""
+        if self.protocol.state is State.OPEN:
+            self.protocol.send_binary(message)
+            self.send_data()
+
+    def write_text(self, message: bytes) -> None:
+        """Send a text message, given as UTF-8."""
+        if self.protocol.state is State.OPEN:
+            self.protocol.send_text(message)
+            self.send_data()
+
+    def process_event(self, event: Event) -> None:
+        """See ``websockets.asyncio.client.ClientConnection``: the place to take frames from."""
+        if isinstance(event, Frame) and event.opcode in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+            self._collect(event)
+        else:
+            super().process_event(event)
+
+    def _collect(self, frame: Frame) -> None:
+        if self._fragments is None and frame.fin:
+            self._tell(bytes(frame.data))
+            return
+        self._fragments = [*(self._fragments or ()), bytes(frame.data)]
+        if frame.fin:
+            message, self._fragments = b"".join(self._fragments), None
+            self._tell(message)
+
+    def _tell(self, message: bytes) -> None:
+        if self._on_message is not None:
+            self._on_message(message)
+        else:
+            self._early.append(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio when the transport has ended."""
+        super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost(self.close_exc)
+
+
+def _ignore(message: bytes) -> None:
+    """Drop a message that nobody waits for."""

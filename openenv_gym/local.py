@@ -1,0 +1,228 @@
+"""`LocalServer`: a real server of one's own, ready when it is constructed and gone when it is closed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import gymnasium as gym
+
+from openenv_gym.errors import FactoryError, OptionError, ReplyTimeout
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LocalServer"]
+
+_START_S: Final = 60.0
+_STOP_S: Final = 10.0
+
+
+class LocalServer:
+    """A server on a free loopback port, with a random token.
+
+    An id (``CartPole-v1``, ``module:EnvId``) or a name (``package.module:callable``) is served by a child process, which ends
+    with this one even if this one is killed. A callable is served from a thread of this process, because a closure or a
+    class of a notebook can't be imported elsewhere; its envs then share this process's interpreter lock.
+
+    Args:
+        env: the environment.
+        env_kwargs: keyword arguments for it.
+        start_timeout_s: limit in seconds for the start.
+        **options: the fields of `openenv_gym.server.settings.ServerSettings`, such as ``max_envs``.
+
+    Attributes:
+        url: the server's address.
+        token: its token.
+
+    Raises:
+        FactoryError: if the environment can't be built.
+        OptionError: for an unknown option.
+        ReplyTimeout: if it doesn't start in time.
+        ImportError: without the extra ``server``.
+
+    Example:
+        >>> with LocalServer("CartPole-v1", max_envs=8) as server:  # doctest: +SKIP
+        ...     env = RemoteVecEnv(server.url, 8, token=server.token)
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., Any],
+        *,
+        env_kwargs: dict[str, Any] | None = None,
+        start_timeout_s: float = _START_S,
+        **options: Any,
+    ) -> None:
+        if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
+            raise ImportError("a LocalServer needs the server's packages: pip install 'openenv-gym[server]'")
+        self.token = secrets.token_urlsafe(32)
+        options = {"env_kwargs": env_kwargs or {}, **options, "token": self.token}
+        self._host: _Host = (
+            _ChildProcess(env, options, start_timeout_s)
+            if isinstance(env, str)
+            else _OwnThread(env, options, start_timeout_s)
+        )
+        self.url = f"http://127.0.0.1:{self._host.port}"
+        # Also runs at exit, in time for a thread's loop to end in order.
+        self._finalizer = weakref.finalize(self, self._host.stop)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server still runs."""
+        return self._host.alive
+
+    @property
+    def pid(self) -> int:
+        """The process that serves."""
+        return self._host.pid
+
+    def close(self) -> None:
+        """Stop the server, and wait until it is gone; closing twice is fine."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LocalServer({self.url!r}, {'running' if self.alive else 'closed'})"
+
+
+class _Host(Protocol):
+    port: int
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    def stop(self) -> None: ...
+
+
+class _ChildProcess:
+    def __init__(self, env: str, options: dict[str, Any], start_timeout_s: float) -> None:
+        configuration = json.dumps({"env": env, "spec": _spec_of(env), "options": _plain(options)})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "openenv_gym.server.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # What this process can import, the child must find too: a script's own folder above all.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            text=True,
+        )
+        timer = threading.Timer(start_timeout_s, self._process.kill)
+        timer.start()
+        try:
+            answer = self._ask(configuration)
+        finally:
+            in_time = timer.is_alive()
+            timer.cancel()
+            if self._process.poll() is not None:
+                self.stop()
+        if "port" not in answer:
+            self.stop()
+            if not in_time:
+                raise ReplyTimeout("start", "the local server", start_timeout_s)
+            error = answer.get("error", f"the server's process ended with exit code {self._process.returncode}")
+            raise FactoryError(env, error)
+        self.port: int = answer["port"]
+
+    def _ask(self, configuration: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(configuration + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BaseException:
+            self._process.kill()
+            raise
+        answer: dict[str, Any] = json.loads(line) if line else {}
+        return answer
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()  # the child ends with its standard input
+                except OSError:
+                    pass  # it was gone already
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _OwnThread:
+    def __init__(self, env: Callable[..., Any], options: dict[str, Any], start_timeout_s: float) -> None:
+        from openenv_gym.server.app import create_app
+        from openenv_gym.server.run import make_server
+
+        started = threading.Event()
+        app = create_app(env, **options)
+        self._server = make_server(app, app.state.registry.settings, on_started=started.set)
+        self._thread = threading.Thread(target=self._server.run, name="local-server", daemon=True)
+        self._thread.start()
+        if not started.wait(start_timeout_s):
+            self.stop()
+            raise ReplyTimeout("start", "the local server", start_timeout_s)
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(_STOP_S)
+
+
+def _spec_of(env: str) -> str | None:
+    """The registered spec of an id, for a child that hasn't imported what registered it; None if it can't travel."""
+    spec = gym.registry.get(env)
+    if spec is None or not isinstance(spec.entry_point, str):
+        return None
+    try:
+        return spec.to_json()
+    except ValueError:  # a kwarg or wrapper that is no plain data
+        return None
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON data."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(options, default=_listed))
+    except TypeError as error:
+        raise OptionError(f"options for a server in a child process must be plain data: {error}") from None
+    return plain
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, (set, frozenset, tuple)):
+        return sorted(value)
+    raise TypeError(f"not {type(value).__name__}")

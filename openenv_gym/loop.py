@@ -1,0 +1,78 @@
+"""The client's private event-loop thread, which owns every socket of this process from first byte to last.
+
+A loop of our own, on a thread of its own, is what lets pings be answered while the learner computes, and what makes
+synchronous calls work in scripts, under ``asyncio.run`` and in a notebook's running loop alike. No global policy is
+changed and no running loop is patched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["LoopThread", "client_loop"]
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """An event loop that runs on a daemon thread until the process ends.
+
+    Attributes:
+        loop: the loop; use it from other threads through `call_soon` and `run` only.
+        pid: the process that it lives in: a forked child has no such thread.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _new_loop()
+        threading.Thread(target=self.loop.run_forever, name="openenv-gym-client", daemon=True).start()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Run a callback on the loop, from any thread."""
+        self.loop.call_soon_threadsafe(callback, *args)
+
+    def run(self, coroutine: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+        """Run a coroutine on the loop and wait for it, from any other thread.
+
+        The coroutine is cancelled when the wait ends early, also by an interrupt.
+
+        Raises:
+            TimeoutError: if it takes longer than ``timeout_s``.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            if future.done():  # the coroutine's own
+                raise
+            raise TimeoutError(f"not done within {timeout_s:g} second(s)") from None
+        finally:
+            if not future.done():
+                future.cancel()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+_lock = threading.Lock()
+_current: LoopThread | None = None
+
+
+def client_loop() -> LoopThread:
+    """This process's loop thread, started at the first call and anew after a fork."""
+    global _current
+    with _lock:
+        if _current is None or _current.pid != os.getpid():
+            _current = LoopThread()
+        return _current

@@ -1,0 +1,458 @@
+"""The messages of the batch dialect, and the words of this project.
+
+Glossary (one word for each thing, used in code, docs and on the wire):
+
+* **env**: one environment with ``reset`` and ``step``, on the server.
+* **slot**: room for one env on the server; a session has a fixed number of them, numbered from 0.
+* **row**: an env's index in the learner's vector env. A connection's slot ``j`` serves one row.
+* **session**: a client's slots and their episodes. It outlives a broken connection for a grace time.
+* **connection**: one WebSocket. It carries one session, and a session has one connection at a time.
+* **request**, **reply**: a message of the client, and the server's one answer, with the same id.
+* **frame**: a message's bytes, one binary WebSocket message.
+* **batch**: one space's values for several envs, as a list of *leaves* in the order of
+  `openenv_gym.spaces.leaves`. A leaf is an `Array` with the envs on its first axis, or `Values`.
+* **transition**: what one step of one env gives: observation, reward, terminated, truncated, info.
+* **autoreset**: resetting an env whose episode ended, in Gymnasium's three modes
+  (gymnasium/vector/vector_env.py, ``AutoresetMode``). The server does it, so a step is one round trip.
+
+A conversation::
+
+    Hello → Welcome                          the spaces, and the session's name, secret and limits
+    Reset → Observed                         for some or all slots
+    Step → Stepped
+    Call, Get, Set, Render, State → Returned
+    Close → Closed
+    any request → Failed                     when it could not be run at all
+
+    after a broken connection, on a new one:
+    Resume → Resumed                         and both sides send again what the other did not receive
+
+Messages are msgspec structs, sent as MessagePack arrays whose first element is the message's tag. Plain data
+inside (infos, options, arguments) goes through `openenv_gym.codec.pack`, so that tuples, numpy scalars and arrays
+arrive as what they were. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "SUBPROTOCOL",
+    "WINDOW",
+    "Array",
+    "Batch",
+    "Call",
+    "Close",
+    "Closed",
+    "EnvFailure",
+    "Failed",
+    "FinalRows",
+    "Get",
+    "Hello",
+    "Message",
+    "Numbered",
+    "Observed",
+    "Opening",
+    "Render",
+    "Reply",
+    "Request",
+    "Reset",
+    "Resume",
+    "Resumed",
+    "Returned",
+    "Set",
+    "State",
+    "Step",
+    "Stepped",
+    "Values",
+    "Welcome",
+]
+
+PROTOCOL_VERSION: Final = 1
+"""Version of the batch dialect. A peer with another one is refused, with both named."""
+
+SUBPROTOCOL: Final = "openenv-gym.v1"
+"""WebSocket subprotocol that the client offers. A server that doesn't select it speaks the OpenEnv dialect."""
+
+WINDOW: Final = 8
+"""Requests that a client may have without a reply, and so replies that a server keeps for a resume."""
+
+_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?bBhHiIlLqQefdFD"}
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, tag_field="tag"):
+    """Base of all structs on the wire: immutable, and sent as an array."""
+
+
+class Array(Message, tag=0):
+    """An array as its dtype, shape and raw little-endian bytes.
+
+    Attributes:
+        dtype: numpy's dtype string, such as ``<f4``; booleans, integers, floats and complex numbers only.
+        shape: the array's shape.
+        data: the C-ordered bytes; after decoding a view of the frame, without a copy.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> Array:
+        """Wrap an array, without a copy where it is C-contiguous and little-endian.
+
+        Args:
+            array: any shape, of a boolean or numeric dtype.
+
+        Raises:
+            TypeError: for any other dtype.
+        """
+        if array.dtype.str not in _DTYPES:
+            array = array.astype(array.dtype.newbyteorder("<"))
+            if array.dtype.str not in _DTYPES:
+                raise TypeError(f"an array of dtype {array.dtype} can't be sent")
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        return cls(array.dtype.str, array.shape, array.data)
+
+    def numpy(self) -> NDArray[Any]:
+        """The array, read-only where it is a view of a frame.
+
+        Raises:
+            ValueError: if dtype, shape and the number of bytes don't fit together.
+        """
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None:
+            raise ValueError(f"unknown dtype {self.dtype!r}")
+        # numpy refuses negative sizes and any mismatch between shape and bytes, and allocates nothing here.
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"negative size in shape {self.shape}")
+        return np.frombuffer(self.data, dtype).reshape(self.shape)
+
+
+class Values(Message, tag=1):
+    """One packed value for each env, for spaces without a fixed shape (Text, Sequence, Graph, OneOf).
+
+    Attributes:
+        items: `openenv_gym.codec.pack`ed values, in slot order.
+    """
+
+    items: list[Any]
+
+
+Batch: TypeAlias = list[Array | Values]
+"""A space's values for several envs: one leaf for each of `openenv_gym.spaces.leaves`, in its order."""
+
+
+# ---------------------------------------------------------------------------------------------- opening
+
+
+class Hello(Message, tag=10, kw_only=True):
+    """Asks for a session. The first message of a connection, instead of `Resume`.
+
+    Attributes:
+        version: the client's `PROTOCOL_VERSION`.
+        num_envs: slots that the session shall have.
+        include: dotted paths of the observation keys to send; None for all.
+        exclude: dotted paths of the observation keys to leave out.
+        obs_dtype: dtype to cast Box observations to before sending, or a dtype by dotted path.
+        info_keys: info keys to send; None for all.
+        render_mode: the envs' render mode.
+        max_episode_steps: truncate episodes at this length; None leaves the env's own limit.
+        max_message_bytes: the largest frame that the client reads.
+    """
+
+    version: int
+    num_envs: int
+    include: list[str] | None = None
+    exclude: list[str] | None = None
+    obs_dtype: str | dict[str, str] | None = None
+    info_keys: list[str] | None = None
+    render_mode: str | None = None
+    max_episode_steps: int | None = None
+    max_message_bytes: int | None = None
+
+
+class Welcome(Message, tag=11, kw_only=True):
+    """Grants a session.
+
+    Attributes:
+        version: the server's `PROTOCOL_VERSION`.
+        server: the server's name and version, for logs.
+        env: name of the environment, such as ``CartPole-v1``.
+        session: the session's name, which is no secret.
+        secret: what `Resume` must show.
+        observation_space: one env's observation space after trimming, described (`openenv_gym.spaces.describe`).
+        action_space: one env's action space, described.
+        metadata: the env's ``metadata``: ``render_modes``, ``render_fps`` and other plain values.
+        grace_s: seconds that the session outlives a broken connection.
+        max_message_bytes: the largest frame that the server reads.
+        processes: server processes behind this address.
+        autoreset_mode: the only mode that a vector-native backend can do; None when all three can be asked for.
+    """
+
+    version: int
+    server: str
+    env: str
+    session: str
+    secret: str
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    metadata: dict[str, Any]
+    grace_s: float
+    max_message_bytes: int
+    processes: int = 1
+    autoreset_mode: str | None = None
+
+
+class Resume(Message, tag=12, kw_only=True):
+    """Asks for a session that lost its connection. The first message of a connection, instead of `Hello`.
+
+    Attributes:
+        version: the client's `PROTOCOL_VERSION`.
+        session: the name from `Welcome`.
+        secret: the secret from `Welcome`.
+        received: id of the last reply such that it and all before it were received.
+    """
+
+    version: int
+    session: str
+    secret: str
+    received: int
+
+
+class Resumed(Message, tag=13, kw_only=True):
+    """Grants `Resume`; the replies after `Resume.received` follow as they are ready.
+
+    Attributes:
+        received: id of the last request that reached the server; the client sends the later ones again.
+    """
+
+    received: int
+
+
+# --------------------------------------------------------------------------------------------- requests
+
+
+class Numbered(Message):
+    """Base of requests and replies: both carry the request's id.
+
+    Attributes:
+        id: 1 for a session's first request, and one more for each that follows.
+    """
+
+    id: int
+
+
+class Reset(Numbered, tag=20):
+    """Resets envs, manually: pending autoresets of theirs are forgotten.
+
+    Attributes:
+        slots: the envs to reset; None for all.
+        seeds: a seed or None for each of them; None for no seeds.
+        options: packed options or None for each of them; None for no options.
+    """
+
+    slots: list[int] | None
+    seeds: list[int | None] | None
+    options: list[Any] | None
+
+
+class Step(Numbered, tag=21):
+    """Steps envs.
+
+    Attributes:
+        slots: the envs to step; None for all.
+        actions: a `Batch` of the action space, with one entry for each of them.
+        autoreset: value of the ``AutoresetMode`` to step in: ``NextStep``, ``SameStep`` or ``Disabled``, which refuses
+            to step an env whose episode is over; None leaves that to the env.
+    """
+
+    slots: list[int] | None
+    actions: Batch
+    autoreset: str | None
+
+
+class Call(Numbered, tag=22):
+    """Calls a method that the server allows, or reads the attribute of that name if it isn't callable.
+
+    Attributes:
+        slots: the envs to call; None for all.
+        name: the method's name.
+        args: packed positional arguments.
+        kwargs: packed keyword arguments.
+    """
+
+    slots: list[int] | None
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class Get(Numbered, tag=23):
+    """Reads an attribute of plain data.
+
+    Attributes:
+        slots: the envs to ask; None for all.
+        name: the attribute's name.
+    """
+
+    slots: list[int] | None
+    name: str
+
+
+class Set(Numbered, tag=24):
+    """Sets an attribute that the server allows.
+
+    Attributes:
+        slots: the envs to change; None for all.
+        name: the attribute's name.
+        values: a packed value for each of them.
+        force: False leaves an env without that attribute alone, and returns False for it.
+    """
+
+    slots: list[int] | None
+    name: str
+    values: list[Any]
+    force: bool = True
+
+
+class Render(Numbered, tag=25):
+    """Renders envs.
+
+    Attributes:
+        slots: the envs to render; None for all.
+    """
+
+    slots: list[int] | None
+
+
+class State(Numbered, tag=26):
+    """Reads envs' state: episode id and step count, as OpenEnv's ``state`` does.
+
+    Attributes:
+        slots: the envs to ask; None for all.
+    """
+
+    slots: list[int] | None
+
+
+class Close(Numbered, tag=27):
+    """Ends the session and closes its envs."""
+
+
+# ---------------------------------------------------------------------------------------------- replies
+
+
+class EnvFailure(Message):
+    """What one env raised; its row in the reply holds no data.
+
+    Attributes:
+        slot: the env.
+        code: the error code.
+        type: name of the exception's class.
+        message: its text.
+        traceback: its traceback, if the server allows.
+    """
+
+    slot: int
+    code: str
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+class FinalRows(Message):
+    """How episodes ended whose envs were reset in the same step (``SameStep``).
+
+    Attributes:
+        positions: where in the reply these envs are.
+        observations: their last observations, a `Batch` with one entry for each position.
+        infos: their last, packed infos.
+    """
+
+    positions: list[int]
+    observations: Batch
+    infos: list[dict[str, Any]]
+
+
+class Observed(Numbered, tag=30):
+    """Reply to `Reset`, with the envs in the request's order.
+
+    Attributes:
+        observations: a `Batch`.
+        infos: the packed, non-empty infos by position.
+        failures: the envs that raised.
+        unseeded: True if a seed was given that the env has no parameter for.
+    """
+
+    observations: Batch
+    infos: dict[int, dict[str, Any]]
+    failures: list[EnvFailure]
+    unseeded: bool = False
+
+
+class Stepped(Numbered, tag=31):
+    """Reply to `Step`, with the envs in the request's order.
+
+    Attributes:
+        observations: a `Batch`.
+        rewards: float64.
+        terminated: bool.
+        truncated: bool.
+        infos: the packed, non-empty infos by position.
+        final: the envs that were reset in this step, if any.
+        failures: the envs that raised.
+    """
+
+    observations: Batch
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    infos: dict[int, dict[str, Any]]
+    final: FinalRows | None
+    failures: list[EnvFailure]
+
+
+class Returned(Numbered, tag=32):
+    """Reply to `Call`, `Get`, `Set`, `Render` and `State`.
+
+    Attributes:
+        values: a packed value for each env.
+        failures: the envs that raised.
+    """
+
+    values: list[Any]
+    failures: list[EnvFailure]
+
+
+class Closed(Numbered, tag=33):
+    """Reply to `Close`."""
+
+
+class Failed(Numbered, tag=34):
+    """The request, or with id 0 the opening, could not be run at all; nothing was changed.
+
+    Attributes:
+        code: the error code, such as ``VALIDATION_ERROR`` or ``CAPACITY_REACHED``.
+        error: name of the exception's class, or ``""``.
+        message: what is wrong.
+        facts: numbers that belong to it, such as ``active`` and ``maximum``.
+        traceback: the exception's traceback, if the server allows.
+    """
+
+    code: str
+    error: str
+    message: str
+    facts: dict[str, int] = {}
+    traceback: str | None = None
+
+
+Opening: TypeAlias = Hello | Resume
+Request: TypeAlias = Reset | Step | Call | Get | Set | Render | State | Close
+Reply: TypeAlias = Observed | Stepped | Returned | Closed | Failed

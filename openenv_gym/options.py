@@ -1,0 +1,153 @@
+"""The keyword options of `RemoteVecEnv` and `RemoteEnv`, validated, and what they mean for the pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from ssl import SSLContext
+from typing import Any, Literal
+
+import gymnasium as gym
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from openenv_gym.dial import Target, default_url, websocket_url
+from openenv_gym.errors import OptionError
+from openenv_gym.messages import PROTOCOL_VERSION, Hello
+from openenv_gym.pool import PoolSettings
+
+__all__ = ["RemoteOptions"]
+
+
+class RemoteOptions(BaseModel):
+    """Everything that can be set about a remote env.
+
+    Attributes:
+        base_url: one URL, or several that the envs are spread over evenly; None takes ``$OPENENV_BASE_URL``, else
+            ``http://localhost:8000``. ``http``, ``https``, ``ws`` and ``wss`` alike.
+        connections: connections to servers that speak the batch dialect, from one for each server (the default, and
+            fastest for most envs) to one for each env.
+        include: dotted paths of the observation keys to send; None for all.
+        exclude: dotted paths of the observation keys to leave out.
+        obs_dtype: dtype to cast Box observations to before sending, or a dtype by dotted path.
+        info_keys: info keys to send; None for all.
+        render_mode: the envs' render mode.
+        max_episode_steps: truncate episodes at this length; None and -1 leave the env's own limit.
+        token: the bearer token; None takes ``$OPENENV_GYM_TOKEN``.
+        headers: more headers for the handshake.
+        connect_timeout_s: limit in seconds for a connection.
+        message_timeout_s: limit for the reply to a step, over all envs.
+        reset_timeout_s: limit for the reply to a reset, and for building the envs; None takes ``message_timeout_s``.
+        close_timeout_s: limit for closing.
+        reconnect_timeout_s: limit for resuming after a connection broke.
+        max_message_size_mb: the largest message in MiB, in either direction.
+        ping_interval_s: seconds between WebSocket pings; None sends none.
+        ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
+        on_lost: what to do about rows whose session is gone: ``"truncate"`` or ``"raise"``.
+        observation_space: one env's observation space, for OpenEnv servers, which don't say it.
+        action_space: one env's action space, for OpenEnv servers.
+        dialect: ``"openenv"`` to speak OpenEnv's dialect to any server; None for the best that each speaks.
+        ssl: TLS settings for ``https`` and ``wss``; None takes the system's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    base_url: str | tuple[str, ...] | None = None
+    connections: int | None = Field(default=None, ge=1)
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] | None = None
+    obs_dtype: str | dict[str, str] | None = None
+    info_keys: tuple[str, ...] | None = None
+    render_mode: str | None = None
+    max_episode_steps: int | None = None
+    token: SecretStr | None = None
+    headers: dict[str, str] | None = Field(default=None, repr=False)
+    connect_timeout_s: float = Field(default=10.0, gt=0)
+    message_timeout_s: float = Field(default=60.0, gt=0)
+    reset_timeout_s: float | None = Field(default=None, gt=0)
+    close_timeout_s: float = Field(default=2.0, gt=0)
+    reconnect_timeout_s: float = Field(default=30.0, ge=0)
+    max_message_size_mb: float = Field(default=100.0, gt=0)
+    ping_interval_s: float | None = Field(default=60.0, gt=0)
+    ping_timeout_s: float | None = Field(default=60.0, gt=0)
+    on_lost: Literal["truncate", "raise"] = "truncate"
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
+    dialect: Literal["openenv"] | None = None
+    ssl: SSLContext | None = Field(default=None, repr=False)
+
+    @classmethod
+    def from_kwargs(cls, options: Mapping[str, Any]) -> RemoteOptions:
+        """Validate keyword arguments.
+
+        Raises:
+            OptionError: naming each option that is unknown or has a bad value; values aren't shown, for one may be a token.
+        """
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            problems = [
+                f"unknown option {e['loc'][0]!r}" if e["type"] == "extra_forbidden" else f"{e['loc'][0]}: {e['msg']}"
+                for e in error.errors(include_input=False, include_url=False)
+            ]
+            raise OptionError("; ".join(problems)) from None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers' WebSocket endpoints.
+
+        Raises:
+            OptionError: for something that is no URL.
+        """
+        urls: Sequence[str] = (self.base_url or default_url(),) if isinstance(self.base_url, str | None) else self.base_url
+        if not urls:
+            raise OptionError("base_url is an empty list")
+        return tuple(websocket_url(url) for url in urls)
+
+    @property
+    def resets_within_s(self) -> float:
+        """The limit for a reset."""
+        return self.reset_timeout_s if self.reset_timeout_s is not None else self.message_timeout_s
+
+    def pool_settings(self, num_envs: int) -> PoolSettings:
+        """How a pool connects for these options."""
+        limit = int(self.max_message_size_mb * 1024 * 1024)
+        token = self.token.get_secret_value() if self.token else os.environ.get("OPENENV_GYM_TOKEN") or None
+        targets = [
+            Target(
+                url,
+                token,
+                self.headers or {},
+                self.connect_timeout_s,
+                limit,
+                self.ping_interval_s,
+                self.ping_timeout_s,
+                self.ssl,
+            )
+            for url in self.urls
+        ]
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            num_envs=num_envs,
+            include=_listed(self.include),
+            exclude=_listed(self.exclude),
+            obs_dtype=self.obs_dtype,
+            info_keys=_listed(self.info_keys),
+            render_mode=self.render_mode,
+            max_episode_steps=self.max_episode_steps if self.max_episode_steps != -1 else None,
+            max_message_bytes=limit,
+        )
+        return PoolSettings(
+            targets=targets,
+            num_envs=num_envs,
+            connections=self.connections,
+            hello=hello,
+            dialect=self.dialect,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            open_timeout_s=self.connect_timeout_s + self.resets_within_s,
+            reconnect_timeout_s=self.reconnect_timeout_s,
+        )
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)

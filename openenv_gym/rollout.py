@@ -1,0 +1,409 @@
+"""A learner's rows from reset to step: what is sent for them, what came back, and what to do about lost sessions.
+
+This is the one layer under `RemoteVecEnv`, `RemoteEnv` and the Stable-Baselines3 adapter: it knows rows and episodes, and
+gives raw results, from which each of them makes what its library expects. It never steps an env that wasn't reset:
+after a timeout, an interrupt or a lost session it asks for a reset first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from openenv_gym.batching import BatchReader, LeafValues, Part, rows_of, to_batch
+from openenv_gym.codec import pack, unpack
+from openenv_gym.errors import BatchError, RemoteProtocolError, ReplyTimeout, SessionLost, remote_env_error
+from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
+from openenv_gym.pool import Pool
+
+__all__ = ["CONNECTION_LOST", "Ask", "Ending", "Pending", "Resets", "Rollout", "Steps"]
+
+Ask: TypeAlias = "Callable[[list[int] | None, list[int]], Request]"
+"""Makes the request to a link from its slots (None for all) and the rows that these are."""
+
+CONNECTION_LOST: Final = "connection_lost"
+"""The info key of rows whose session is gone."""
+
+
+@dataclass
+class Ending:
+    """How an episode ended whose env was reset in the same step.
+
+    Attributes:
+        row: the env.
+        observation: the episode's last observation.
+        info: its last info.
+    """
+
+    row: int
+    observation: Any
+    info: dict[str, Any]
+
+
+@dataclass
+class Resets:
+    """What a reset gave.
+
+    Attributes:
+        parts: rows and their observations.
+        infos: row and info of each env that has one.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass
+class Steps(Resets):
+    """What a step gave; the arrays have one entry for each row and belong to the caller.
+
+    Attributes:
+        rewards: float64.
+        terminated: bool.
+        truncated: bool.
+        endings: the episodes that ended in a same-step autoreset.
+    """
+
+    rewards: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    terminated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    truncated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    endings: list[Ending] = field(default_factory=list)
+
+
+@dataclass
+class Pending:
+    """What was sent and not yet waited for.
+
+    Attributes:
+        phase: ``reset``, ``step`` or another request's name.
+        requests: link index and request.
+        call: what the pool waits for.
+        autoreset: the mode of a step.
+        rows: the rows that were asked, in the order of the answer.
+    """
+
+    phase: str
+    requests: list[tuple[int, Request]]
+    call: Any
+    autoreset: AutoresetMode | None = None
+    rows: list[int] = field(default_factory=list)
+
+
+class Rollout:
+    """Rows and their episodes over a pool.
+
+    Args:
+        pool: the connections.
+        on_lost: ``"truncate"`` reports the rows of a lost session as truncated and goes on; ``"raise"`` raises `SessionLost`.
+        warn: called with what the user should be told, once for each cause.
+        copy: give out fresh observations each time.
+
+    Attributes:
+        pool: the connections.
+        reader: puts observations together, and remembers the last of each row.
+    """
+
+    def __init__(self, pool: Pool, *, on_lost: str, warn: Callable[[str], None], copy: bool = True) -> None:
+        self.pool = pool
+        self.num_envs = sum(len(rows) for rows in pool.rows)
+        self.reader = BatchReader(pool.links[0].observation_space, self.num_envs, copy=copy)
+        self._on_lost = on_lost
+        self._warn = warn
+        self._told: set[str] = set()
+        self._begun = np.zeros(self.num_envs, np.bool_)
+        self._over = np.zeros(self.num_envs, np.bool_)
+        self._lost_links: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------------ reset
+
+    def start_reset(
+        self,
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        rows: Sequence[int] | None = None,
+    ) -> Pending:
+        """Send a reset.
+
+        Args:
+            seeds: a seed or None for each row of the whole env.
+            options: options or None for each row of the whole env.
+            rows: the rows to reset; None for all.
+
+        Raises:
+            ResetNeeded: if some row would be left that was never reset.
+            PackError: for options that can't be sent.
+        """
+        chosen = range(self.num_envs) if rows is None else rows
+        left = sorted(set(np.flatnonzero(~self._begun).tolist()) - set(chosen))
+        if left:
+            raise gym.error.ResetNeeded(f"env {left[0]} was never reset (or its session was lost): reset it too")
+        requests: list[tuple[int, Request]] = []
+        for i, of_link in enumerate(self.pool.rows):
+            mine = [row for row in of_link if rows is None or row in set(chosen)]
+            if mine:
+                given = _some([seeds[row] for row in mine]), _packed([options[row] for row in mine])
+                requests.append((i, Reset(0, _slots(of_link, mine), *given)))
+        return Pending("reset", requests, self.pool.start(requests))
+
+    def finish_reset(self, pending: Pending, timeout_s: float) -> Resets:
+        """Wait for a reset.
+
+        Raises:
+            RemoteEnvError: if an env raised, or `BatchError` if several did.
+            TransportError: if a server can't be reached, or doesn't answer in time.
+        """
+        replies = self._wait(pending, timeout_s)
+        result = Resets()
+        errors: list[Exception] = []
+        for (i, request), reply in zip(pending.requests, replies, strict=True):
+            assert isinstance(request, Reset)
+            if isinstance(reply, Observed):
+                self._take_observed(i, request, reply, result)
+                errors += self._errors(i, reply.failures)
+            else:
+                errors.append(_unexpected(reply))
+        self._tell_notes()
+        _raise(errors)
+        return result
+
+    def _take_observed(self, link: int, request: Reset, reply: Observed, result: Resets) -> list[int]:
+        self._lost_links.discard(link)
+        of_link = self.pool.rows[link]
+        rows = self._rows_of(link, request)
+        failed = {of_link[failure.slot] for failure in reply.failures}
+        good = [row for row in rows if row not in failed]
+        self._begun[good] = True
+        self._over[rows] = False
+        result.parts.append((rows_of(rows), reply.observations))
+        result.infos += [(rows[position], unpack(info)) for position, info in reply.infos.items()]
+        if reply.unseeded:
+            self._tell(f"{self.pool.links[link].env_name or self.pool.links[link].url} ignores seeds: its reset() takes none")
+        return rows
+
+    # ------------------------------------------------------------------------------------------------- step
+
+    def start_step(self, actions: list[LeafValues], autoreset: AutoresetMode | None) -> Pending:
+        """Send a step.
+
+        Args:
+            actions: leaves from `openenv_gym.batching.check_actions`.
+            autoreset: the mode; None steps envs even after the end of an episode, as single envs may be.
+
+        Raises:
+            ResetNeeded: if an env was never reset or, without autoreset, has finished. Nothing is sent then.
+            PackError: for an action that can't be sent.
+        """
+        if not self._begun.all():
+            row = int(np.flatnonzero(~self._begun)[0])
+            raise gym.error.ResetNeeded(f"call `reset` before `step`: env {row} has no episode to go on with")
+        if autoreset is AutoresetMode.DISABLED and self._over.any():
+            raise EpisodeOver(np.flatnonzero(self._over).tolist())
+        mode = None if autoreset is None else autoreset.value
+        requests: list[tuple[int, Request]] = []
+        for i, rows in enumerate(self.pool.rows):
+            if i in self._lost_links:  # its episodes were reported as truncated; this step starts new ones
+                requests.append((i, Reset(0, None, None, None)))
+            else:
+                batch = to_batch(actions, slice(rows.start, rows.stop))
+                requests.append((i, Step(0, None, batch, mode)))
+        return Pending("step", requests, self.pool.start(requests), autoreset)
+
+    def finish_step(self, pending: Pending, timeout_s: float) -> Steps:
+        """Wait for a step.
+
+        Raises:
+            RemoteEnvError: if an env raised, or `BatchError` if several did; the others have made their step.
+            SessionLost: if a session is gone and ``on_lost`` is ``"raise"``.
+            TransportError: if a server doesn't answer in time; a reset is needed then.
+        """
+        replies = self._wait(pending, timeout_s)
+        result = Steps(
+            rewards=np.zeros(self.num_envs),
+            terminated=np.zeros(self.num_envs, np.bool_),
+            truncated=np.zeros(self.num_envs, np.bool_),
+        )
+        errors: list[Exception] = []
+        for (i, request), reply in zip(pending.requests, replies, strict=True):
+            if isinstance(reply, Stepped):
+                self._take_stepped(i, reply, result)
+                errors += self._errors(i, reply.failures)
+            elif isinstance(reply, Observed) and isinstance(request, Reset):
+                self._take_observed(i, request, reply, result)
+                errors += self._errors(i, reply.failures)
+            elif isinstance(reply, SessionLost) and isinstance(request, Step):
+                errors += self._take_lost(i, reply, result, pending.autoreset, timeout_s)
+            else:
+                errors.append(_unexpected(reply))
+        np.logical_or(result.terminated, result.truncated, out=self._over)
+        self._tell_notes()
+        _raise(errors)
+        return result
+
+    def _take_stepped(self, link: int, reply: Stepped, result: Steps) -> None:
+        rows = self.pool.rows[link]
+        part = slice(rows.start, rows.stop)
+        result.parts.append((part, reply.observations))
+        try:
+            result.rewards[part] = reply.rewards.numpy()
+            result.terminated[part] = reply.terminated.numpy()
+            result.truncated[part] = reply.truncated.numpy()
+        except ValueError as error:
+            raise RemoteProtocolError(f"a step's reply is malformed: {error}") from None
+        if reply.infos:
+            result.infos += [(rows[position], unpack(info)) for position, info in reply.infos.items()]
+        if reply.final is not None:
+            observations = self.reader.rows(reply.final.observations, len(reply.final.positions))
+            result.endings += [
+                Ending(rows[position], observation, unpack(info))
+                for position, observation, info in zip(
+                    reply.final.positions, observations, reply.final.infos, strict=True
+                )
+            ]
+
+    # -------------------------------------------------------------------------------------- lost sessions
+
+    def _take_lost(
+        self, link: int, error: SessionLost, result: Steps, autoreset: AutoresetMode | None, timeout_s: float
+    ) -> list[Exception]:
+        """Report a lost session's rows as truncated; under same-step autoreset also start their next episodes."""
+        rows = self.pool.rows[link]
+        if self._on_lost == "raise":
+            self._begun[list(rows)] = False
+            return [error]
+        self._tell(f"{error}: rows {rows.start}-{rows.stop - 1} are truncated", key=f"lost {link} {error}")
+        self._lost_links.add(link)
+        result.truncated[list(rows)] = True
+        endings = [Ending(row, self.reader.last(row), {CONNECTION_LOST: True}) for row in rows]
+        if autoreset is None:  # a single env's caller must reset it
+            self._begun[list(rows)] = False
+        if autoreset is AutoresetMode.SAME_STEP:
+            request = Reset(0, None, None, None)
+            (reply,) = self.pool.call([(link, request)], "reset", timeout_s)
+            if not isinstance(reply, Observed):
+                return [_unexpected(reply)]
+            self._take_observed(link, request, reply, result)
+            result.endings += endings
+        result.infos += [(row, {CONNECTION_LOST: True}) for row in rows]
+        return []
+
+    # ----------------------------------------------------------------------------------------- other calls
+
+    def ask(self, make: Ask, phase: str, timeout_s: float, rows: Sequence[int] | None = None) -> list[Any]:
+        """Ask the envs of some rows.
+
+        Args:
+            make: makes the request to a link.
+            phase: what to call it in an error.
+            timeout_s: total limit.
+            rows: the rows; None for all.
+
+        Returns:
+            each row's value, in the order of ``rows``.
+
+        Raises:
+            RemoteEnvError: if an env or the server refuses, or `BatchError` if several do.
+        """
+        return self.finish_ask(self.start_ask(make, phase, rows), timeout_s)
+
+    def start_ask(self, make: Ask, phase: str, rows: Sequence[int] | None = None) -> Pending:
+        """Ask without waiting; `finish_ask` takes what this returns."""
+        chosen = list(range(self.num_envs) if rows is None else rows)
+        requests: list[tuple[int, Request]] = []
+        for i, of_link in enumerate(self.pool.rows):
+            mine = [row for row in of_link if row in set(chosen)]
+            if mine:
+                requests.append((i, make(_slots(of_link, mine), mine)))
+        return Pending(phase, requests, self.pool.start(requests), rows=chosen)
+
+    def finish_ask(self, pending: Pending, timeout_s: float) -> list[Any]:
+        """Wait for what `start_ask` sent; see `ask`."""
+        values: dict[int, Any] = {}
+        errors: list[Exception] = []
+        replies = self.pool.wait(pending.call, pending.requests, pending.phase, timeout_s)
+        for (i, request), reply in zip(pending.requests, replies, strict=True):
+            if isinstance(reply, Returned):
+                values.update(zip(self._rows_of(i, request), (unpack(value) for value in reply.values), strict=True))
+                errors += self._errors(i, reply.failures)
+            else:
+                errors.append(_unexpected(reply))
+        _raise(errors)
+        return [values[row] for row in pending.rows]
+
+    # ---------------------------------------------------------------------------------------------- helpers
+
+    def _wait(self, pending: Pending, timeout_s: float) -> list[Reply | Exception]:
+        """Wait; unless all replies come, nothing is known of the rows, and they need a reset."""
+        begun = self._begun.copy()
+        self._begun[:] = False
+        replies = self.pool.wait(pending.call, pending.requests, pending.phase, timeout_s)
+        if all(not isinstance(reply, ReplyTimeout) for reply in replies):
+            self._begun[:] = begun
+        return replies
+
+    def _rows_of(self, link: int, request: Request) -> list[int]:
+        of_link = self.pool.rows[link]
+        slots = getattr(request, "slots", None)
+        return list(of_link) if slots is None else [of_link[slot] for slot in slots]
+
+    def _errors(self, link: int, failures: list[EnvFailure]) -> list[Exception]:
+        rows = self.pool.rows[link]
+        return [remote_env_error(f.code, f.type, f.message, rows[f.slot], f.traceback) for f in failures]
+
+    def _tell(self, text: str, key: str | None = None) -> None:
+        if (key or text) not in self._told:
+            self._told.add(key or text)
+            self._warn(text)
+
+    def _tell_notes(self) -> None:
+        for link in self.pool.links:
+            while link.notes:
+                self._tell(link.notes.pop())
+
+
+class EpisodeOver(gym.error.ResetNeeded, AssertionError):
+    """Raised when finished envs are stepped without autoreset; an ``AssertionError`` as ``SyncVectorEnv`` raises.
+
+    Attributes:
+        rows: the finished envs.
+    """
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(rows)
+        self.rows = rows
+
+    def __str__(self) -> str:
+        return f"autoreset is disabled and the episodes of env(s) {self.rows} are over: reset them with `reset_mask` first"
+
+
+def _slots(of_link: range, rows: Sequence[int]) -> list[int] | None:
+    """A link's slots for some of its rows; None for all of them."""
+    return None if len(rows) == len(of_link) else [row - of_link.start for row in rows]
+
+
+def _some(values: list[int | None]) -> list[int | None] | None:
+    return None if all(value is None for value in values) else values
+
+
+def _packed(options: list[dict[str, Any] | None]) -> list[Any] | None:
+    if all(option is None for option in options):
+        return None
+    return [pack(option, "options") for option in options]
+
+
+def _unexpected(reply: Reply | Exception) -> Exception:
+    return reply if isinstance(reply, Exception) else RemoteProtocolError(f"unexpected {type(reply).__name__}")
+
+
+def _raise(errors: list[Exception]) -> None:
+    if not errors:
+        return
+    by_row = {e.env_index: e for e in errors if getattr(e, "env_index", None) is not None}
+    if len(errors) == 1 or len(by_row) != len(errors):
+        raise next((e for e in errors if getattr(e, "env_index", None) is None), errors[0])
+    raise BatchError(by_row)  # type: ignore[arg-type]

@@ -1,0 +1,260 @@
+"""The FastAPI application: routes, and WebSockets handed to the dialects. The only file that imports FastAPI."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import Enum
+from typing import Annotated, Any, Final
+
+from fastapi import Body, FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.exceptions import RequestValidationError
+
+from openenv_gym.messages import SUBPROTOCOL
+from openenv_gym.server import batch_dialect, mcp, openenv_dialect
+from openenv_gym.server.adapters import EnvSource
+from openenv_gym.server.admission import Admission
+from openenv_gym.server.json_session import form_of
+from openenv_gym.server.openenv_messages import (
+    DialectError,
+    EnvMetadata,
+    EnvState,
+    Health,
+    ResetRequest,
+    Result,
+    Schemas,
+    StepRequest,
+    encoded,
+    error_list,
+    options_from_query,
+)
+from openenv_gym.server.registry import Registry
+from openenv_gym.server.settings import ServerSettings
+from openenv_gym.server.stateless import reset_once, step_once
+from openenv_gym.spaces import describe
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger(__name__)
+
+_API_VERSION: Final = "1.0.0"
+"""Version of OpenEnv's HTTP interface that is spoken here; ``openenv validate`` looks for it in /openapi.json."""
+
+_STATUS: Final = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 503, "SESSION_ERROR": 503}
+"""HTTP status of an error code; 500 for the others, which are the env's."""
+
+
+def create_app(env: str | Callable[..., Any], **options: Any) -> FastAPI:
+    """Build the server for one kind of environment.
+
+    One env is built, looked at and closed before this returns, so that what can't be served is said here.
+
+    Args:
+        env: a Gymnasium id (``CartPole-v1``, ``module:EnvId``), ``package.module:callable``, or a callable that
+            returns an env.
+        **options: the fields of `openenv_gym.server.settings.ServerSettings`, such as ``max_envs``, ``max_workers``,
+            ``token``.
+
+    Returns:
+        the ASGI application. Run it with ``openenv-gym serve``, or with uvicorn and ``ws="websockets-sansio"``,
+        ``ws_per_message_deflate=False`` and ``ws_max_size`` of the same size as ``max_message_size_mb``.
+
+    Raises:
+        TypeError: for an env instance.
+        OptionError: for an unknown option or a bad value.
+        FactoryError: if an env can't be built.
+        SpaceError: if its spaces can't be described, naming the part.
+    """
+    settings = ServerSettings.from_options(options)
+    registry = Registry(EnvSource(env, settings.env_kwargs, name=settings.env_name), settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        registry.start()
+        yield
+        await registry.stop()
+
+    app = FastAPI(
+        title=registry.source.name,
+        version=_API_VERSION,
+        description="An environment server. Episodes run on the WebSocket endpoint /ws; these routes have no memory.",
+        lifespan=lifespan,
+    )
+    app.state.registry = registry
+    app.add_middleware(Admission, settings=settings)
+    _add_error_handlers(app)
+    _add_info_routes(app, registry)
+    _add_control_routes(app, registry)
+    _add_websocket(app, registry)
+    return app
+
+
+def _add_info_routes(app: FastAPI, registry: Registry) -> None:
+    @app.get("/health", tags=["Health"])
+    async def health() -> Health:
+        """How the server is. Open to all, without a token."""
+        return Health(
+            status="draining" if registry.draining else "healthy",
+            active_envs=registry.capacity.active,
+            max_envs=registry.capacity.maximum,
+            sessions=len(registry.sessions),
+        )
+
+    @app.get("/metadata", tags=["Environment Info"])
+    async def metadata() -> EnvMetadata:
+        """What the environment is."""
+        probe = registry.probe
+        return EnvMetadata(
+            name=registry.source.name,
+            description=probe.description or f"The environment {registry.source.name}.",
+            version=probe.version,
+            render_modes=[str(mode) for mode in probe.metadata.get("render_modes") or []],
+            render_fps=probe.metadata.get("render_fps"),
+        )
+
+    @app.get("/schema", tags=["Environment Info"], response_model=Schemas)
+    async def schema(request: Request) -> Response:
+        """JSON schemas of actions, observations and the state. Takes /ws's query parameters, such as `include`."""
+        _, options = options_from_query(_query(request))
+        return _json(form_of(registry.probe, options).schemas())
+
+    @app.get("/spaces", tags=["Environment Info"])
+    async def spaces() -> dict[str, Any]:
+        """The Gymnasium spaces, described as plain data."""
+        return {
+            "observation_space": describe(registry.probe.observation_space),
+            "action_space": describe(registry.probe.action_space),
+        }
+
+
+def _add_control_routes(app: FastAPI, registry: Registry) -> None:
+    failures: dict[int | str, dict[str, Any]] = {
+        500: {"description": "The env raised, or its data can't be sent as JSON."},
+        503: {"description": "The server has no room for another env now."},
+    }
+    tags: list[str | Enum] = ["Environment Control"]
+
+    @app.post("/reset", tags=tags, response_model=Result, responses=failures)
+    async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> Response:
+        """Build a fresh env, reset it, and close it. For episodes use /ws."""
+        return _json(await reset_once(registry, request or ResetRequest()))
+
+    @app.post("/step", tags=tags, response_model=Result, responses=failures)
+    async def step(request: StepRequest) -> Response:
+        """Build a fresh env, reset it, step it once, and close it. For episodes use /ws."""
+        return _json(await step_once(registry, request))
+
+    @app.get("/state", tags=tags)
+    async def state() -> EnvState:
+        """The state of a fresh env, since there is no other behind this route. For an episode's state use /ws."""
+        return EnvState(episode_id=None, step_count=0)
+
+    @app.post("/mcp", tags=["MCP"])
+    async def mcp_endpoint(request: Request) -> dict[str, Any]:
+        """Answer a JSON-RPC 2.0 request of the Model Context Protocol."""
+        return mcp.answer_text(await request.body())
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(DialectError)
+    async def dialect_error(request: Request, error: DialectError) -> Response:
+        """The same data as on the WebSocket; of a validation error only the list, as FastAPI has it."""
+        if error.code == "VALIDATION_ERROR":
+            where = "query" if request.method == "GET" else "body"
+            return _json({"detail": error_list(error.data["errors"], where)}, 422)
+        return _json({"detail": error.data}, _STATUS.get(error.code, 500))
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+        """As FastAPI's own, which fails where the request holds a NaN."""
+        return _json({"detail": error_list(error.errors())}, 422)
+
+
+def _add_websocket(app: FastAPI, registry: Registry) -> None:
+    @app.websocket("/ws")
+    async def websocket(socket: WebSocket) -> None:
+        """A client that offers our subprotocol gets the batch dialect, any other OpenEnv's."""
+        try:
+            if SUBPROTOCOL in socket.scope["subprotocols"]:
+                await socket.accept(subprotocol=SUBPROTOCOL)
+                frames = _Connection(socket)
+                await batch_dialect.converse(registry, frames, frames.receive)
+                await frames.close(1000, "closed")
+            else:
+                await socket.accept()
+                texts = _TextConnection(socket)
+                await openenv_dialect.converse(registry, texts, texts.receive, _query(socket))
+        except ConnectionError as error:
+            logger.debug("a connection ended: %s", error)
+
+
+def _query(request: Request | WebSocket) -> dict[str, str]:
+    """The query's parameters; what is given several times is a list, which commas separate."""
+    query: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        query[name] = f"{query[name]},{value}" if name in query else value
+    return query
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(encoded(data), status, media_type="application/json")
+
+
+class _Connection:
+    """A WebSocket as the batch dialect sees it: no Starlette states, and one kind of error."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+
+    async def receive(self) -> bytes:
+        """The next binary message.
+
+        Raises:
+            ConnectionError: once the connection is gone, or if the message is text.
+        """
+        message = await self._next()
+        if isinstance(message, str):
+            await self.close(1003, "binary messages only")
+            raise ConnectionError("a text message in the batch dialect")
+        return message
+
+    async def send(self, frame: bytes) -> None:
+        await self._send({"type": "websocket.send", "bytes": frame})
+
+    async def close(self, code: int, reason: str) -> None:
+        try:
+            await self._socket.close(code, reason)
+        except (RuntimeError, WebSocketDisconnect, OSError):
+            logger.debug("closing a connection that is gone already")
+
+    async def _next(self) -> bytes | str:
+        try:
+            message = await self._socket.receive()
+        except (RuntimeError, WebSocketDisconnect) as error:
+            raise ConnectionError(str(error)) from None
+        if message["type"] == "websocket.disconnect":
+            raise ConnectionError(f"closed with code {message.get('code')}")
+        text: str | None = message.get("text")
+        return bytes(message["bytes"]) if text is None else text
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        try:
+            await self._socket.send(message)
+        except (RuntimeError, WebSocketDisconnect, OSError) as error:
+            raise ConnectionError(str(error)) from None
+
+
+class _TextConnection(_Connection):
+    """A WebSocket as the OpenEnv dialect sees it: what it sends is text."""
+
+    async def receive(self) -> bytes | str:  # type: ignore[override]
+        """The next message, text or binary.
+
+        Raises:
+            ConnectionError: once the connection is gone.
+        """
+        return await self._next()
+
+    async def send(self, frame: bytes) -> None:
+        await self._send({"type": "websocket.send", "text": frame.decode()})

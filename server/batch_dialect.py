@@ -1,0 +1,150 @@
+"""A connection in the batch dialect: opening, requests, resume, until it ends. No FastAPI here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import gymnasium as gym
+
+from openenv_gym import codec
+from openenv_gym.errors import FactoryError, OpenEnvGymError, RemoteProtocolError
+from openenv_gym.messages import PROTOCOL_VERSION, Close, Failed, Hello, Reply, Resume, Welcome
+from openenv_gym.server.capacity import CapacityReached
+from openenv_gym.server.encoding import BatchEncoding
+from openenv_gym.server.registry import Registry
+from openenv_gym.server.session import Connection, Session
+from openenv_gym.spaces import describe, trim
+from openenv_gym.version import __version__
+
+__all__ = ["converse"]
+
+logger = logging.getLogger(__name__)
+
+
+async def converse(registry: Registry, connection: Connection, receive: Callable[[], Awaitable[bytes]]) -> None:
+    """Serve one connection until its session ends or it breaks.
+
+    Args:
+        registry: the server's sessions.
+        connection: where replies go.
+        receive: gives the next frame; raises ConnectionError once the connection is gone.
+    """
+    try:
+        session = await _open(registry, connection, await receive())
+    except _Refused as refused:
+        await connection.send(codec.encode(refused.failed))
+        await connection.close(refused.close_code, refused.failed.code)
+        return
+    try:
+        while await _serve(registry, session, connection, await receive()):
+            pass
+    finally:
+        if session.detach(connection):
+            registry.disconnected(session)
+
+
+class _Refused(Exception):
+    def __init__(self, code: str, message: str, facts: dict[str, int] | None = None, close_code: int = 4400) -> None:
+        self.failed = Failed(0, code, "", message, facts or {})
+        self.close_code = close_code
+
+
+async def _open(registry: Registry, connection: Connection, frame: bytes) -> Session:
+    """The session that the first frame asks for."""
+    limit = registry.settings.max_message_bytes
+    try:
+        opening = codec.decode_opening(frame)
+    except RemoteProtocolError as error:
+        raise _Refused("VALIDATION_ERROR", str(error)) from None
+    if opening.version != PROTOCOL_VERSION:
+        text = f"the server speaks version {PROTOCOL_VERSION}, the client {opening.version}"
+        raise _Refused("VERSION_MISMATCH", text, {"version": PROTOCOL_VERSION})
+    if isinstance(opening, Resume):
+        session = registry.find(opening.session, opening.secret)
+        if session is None:
+            raise _Refused("SESSION_EXPIRED", "unknown session", close_code=4404)
+        try:
+            await session.attach(connection, session.protocol.resume(opening.received))
+        except RemoteProtocolError as error:
+            raise _Refused("SESSION_EXPIRED", str(error), close_code=4404) from None
+        return session
+    session, observation_space = await _create(registry, opening)
+    session.client_limit = min(limit, opening.max_message_bytes or limit)
+    await session.attach(connection, [codec.encode(_welcome(registry, session, observation_space))])
+    return session
+
+
+async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[Any]]:
+    if registry.draining:
+        raise _Refused("GOING_AWAY", "the server is shutting down", close_code=1012)
+    if hello.num_envs < 1:
+        raise _Refused("VALIDATION_ERROR", f"a session needs at least one env, not {hello.num_envs}")
+    probe = registry.probe
+    info_keys = None if hello.info_keys is None else frozenset(hello.info_keys)
+    try:
+        observation_space = trim(
+            probe.observation_space, include=hello.include, exclude=hello.exclude, dtype=hello.obs_dtype
+        )
+        session = await registry.open(
+            hello.num_envs,
+            BatchEncoding(observation_space, probe.action_space, info_keys),
+            render_mode=hello.render_mode,
+            max_episode_steps=hello.max_episode_steps,
+        )
+    except CapacityReached as full:
+        facts = {"active": full.active, "maximum": full.maximum}
+        raise _Refused("CAPACITY_REACHED", str(full), facts, 4429) from None
+    except OpenEnvGymError as error:
+        code = "FACTORY_ERROR" if isinstance(error, FactoryError) else "VALIDATION_ERROR"
+        raise _Refused(code, str(error)) from None
+    return session, observation_space
+
+
+def _welcome(registry: Registry, session: Session, observation_space: gym.Space[Any]) -> Welcome:
+    metadata = {**registry.probe.metadata, **session.slots.metadata}
+    return Welcome(
+        version=PROTOCOL_VERSION,
+        server=f"openenv-gym {__version__}",
+        env=registry.settings.env_name or registry.source.name,
+        session=session.name,
+        secret=session.secret,
+        observation_space=describe(observation_space),
+        action_space=describe(registry.probe.action_space),
+        metadata={key: codec.pack(value, key) for key, value in metadata.items() if _is_plain(value)},
+        grace_s=registry.settings.grace_s,
+        max_message_bytes=registry.settings.max_message_bytes,
+    )
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        codec.pack(value)
+    except codec.PackError:
+        return False
+    return True
+
+
+async def _serve(registry: Registry, session: Session, connection: Connection, frame: bytes) -> bool:
+    """Serve one frame; False once the session has ended."""
+    try:
+        request = session.protocol.receive(frame)
+    except RemoteProtocolError as error:
+        await connection.send(codec.encode(Failed(0, "VALIDATION_ERROR", "", str(error))))
+        return True
+    if request is None:  # it arrived before a resume too
+        return True
+    reply = await session.execute(request)
+    if isinstance(request, Close):
+        await registry.end(session)
+    await session.deliver(_frame(session, reply))
+    return not isinstance(request, Close)
+
+
+def _frame(session: Session, reply: Reply) -> bytes:
+    frame = session.protocol.reply(reply)
+    if len(frame) > session.client_limit:
+        facts = {"size": len(frame), "limit": session.client_limit}
+        frame = session.protocol.reply(Failed(reply.id, "MESSAGE_TOO_LARGE", "", "the reply is too large", facts))
+    return frame

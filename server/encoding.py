@@ -1,0 +1,71 @@
+"""What a dialect must bring so that slots can speak it, and the batch dialect's own. No threads and no I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+
+from openenv_gym.batching import ActionReader, BatchWriter
+from openenv_gym.codec import pack
+from openenv_gym.messages import Batch
+
+__all__ = ["BatchEncoding", "Encoding", "Writer"]
+
+
+class Writer(Protocol):
+    """Takes observations, on the envs' threads."""
+
+    def write(self, position: int, value: Any, /) -> None:
+        """Take one env's observation, keeping no reference to it."""
+
+    def batch(self, positions: int | list[int], /) -> Batch:
+        """The observations of the first so many positions, or of the listed ones."""
+
+
+class Encoding(Protocol):
+    """How a dialect writes observations and infos, and reads actions."""
+
+    def writer(self, count: int, /) -> Writer:
+        """A writer for ``count`` envs."""
+
+    def info(self, info: dict[str, Any], /) -> dict[str, Any]:
+        """An info as it travels, keeping no reference to it. Raises `PackError` for what can't."""
+
+    def value(self, value: Any, /) -> Any:
+        """What a `Call`, `Get`, `Set` or `Render` gave, as it travels. Raises `PackError` for what can't."""
+
+    def actions(self, batch: Batch, count: int, /) -> Sequence[Any]:
+        """The actions of a `Step` of ``count`` envs. Raises `RemoteProtocolError` where they don't fit."""
+
+
+class BatchEncoding:
+    """The batch dialect's encoding: arrays, and packed infos.
+
+    Args:
+        observation_space: the observation space that the client sees.
+        action_space: the action space.
+        info_keys: info keys to send; None for all.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], info_keys: frozenset[str] | None = None
+    ) -> None:
+        self._observation_space = observation_space
+        self._info_keys = info_keys
+        self.actions = ActionReader(action_space).read
+
+    def writer(self, count: int) -> BatchWriter:
+        """See `Encoding.writer`."""
+        return BatchWriter(self._observation_space, count)
+
+    def info(self, info: dict[str, Any]) -> dict[str, Any]:
+        """See `Encoding.info`."""
+        keys = self._info_keys
+        packed: dict[str, Any] = pack(info if keys is None else {k: v for k, v in info.items() if k in keys}, "info")
+        return packed
+
+    def value(self, value: Any) -> Any:
+        """See `Encoding.value`."""
+        return pack(value, "result")

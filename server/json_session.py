@@ -1,0 +1,373 @@
+"""A session as the OpenEnv dialect sees it: the data of a message in, the data of its reply out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import msgspec
+
+from openenv_gym.errors import FactoryError, OpenEnvGymError, SpaceError
+from openenv_gym.messages import (
+    EnvFailure,
+    Failed,
+    Observed,
+    Render,
+    Reply,
+    Request,
+    Reset,
+    Returned,
+    State,
+    Step,
+    Stepped,
+    Values,
+)
+from openenv_gym.server.capacity import CapacityReached
+from openenv_gym.server.json_form import ActionRefused, GymnasiumForm, JsonEncoding, JsonForm, Trimming
+from openenv_gym.server.openenv_messages import (
+    BatchStepRequest,
+    DialectError,
+    Options,
+    ResetRequest,
+    ResetSomeRequest,
+    encoded,
+    misfit,
+    refused,
+)
+from openenv_gym.server.probe import Probe
+from openenv_gym.server.registry import Registry
+from openenv_gym.server.session import Connection, Session
+
+__all__ = ["JsonSession", "form_of"]
+
+_DISABLED = gym.vector.AutoresetMode.DISABLED.value
+
+
+def form_of(probe: Probe, options: Options | None = None) -> JsonForm:
+    """How the values of a server's envs look.
+
+    Args:
+        probe: what one env showed.
+        options: what the client wants to be sent; None for everything.
+
+    Raises:
+        DialectError: if the options name what isn't there.
+    """
+    wanted = options or Options()
+    trimming = Trimming(
+        include=None if wanted.include is None else tuple(wanted.include),
+        exclude=None if wanted.exclude is None else tuple(wanted.exclude),
+        obs_dtype=wanted.obs_dtype,
+        info_keys=None if wanted.info_keys is None else tuple(wanted.info_keys),
+    )
+    try:
+        return GymnasiumForm(probe.observation_space, probe.action_space, trimming)
+    except SpaceError as error:
+        raise misfit([], str(error), wanted.model_dump(exclude_unset=True)) from None
+
+
+class JsonSession:
+    """One client's envs; see `JsonSession.open`.
+
+    A session lives as long as its connection: this dialect has no resume, so when the connection ends, `close` it. Envs
+    are never reset by themselves.
+
+    Args:
+        registry: the server's sessions.
+        session: a session of the registry, with a `JsonEncoding`.
+        form: how its values look.
+        options: what its client wants to be sent.
+    """
+
+    def __init__(self, registry: Registry, session: Session, form: JsonForm, options: Options) -> None:
+        self._registry = registry
+        self._session = session
+        self._form = form
+        self._options = options
+        self._count = session.slots.count
+
+    @classmethod
+    async def open(cls, registry: Registry, count: int, options: Options) -> JsonSession:
+        """Build a session's envs.
+
+        Args:
+            registry: the server's sessions.
+            count: the number of envs.
+            options: what the client wants to be sent.
+
+        Raises:
+            DialectError: if the options are wrong, there is no room, or an env can't be built.
+        """
+        if registry.draining:
+            raise DialectError("SESSION_ERROR", "the server is shutting down")
+        form = form_of(registry.probe, options)
+        render_mode = _render_mode(registry) if options.render else None
+        try:
+            session = await registry.open(count, JsonEncoding(form), render_mode=render_mode)
+        except CapacityReached as full:
+            raise DialectError(
+                "CAPACITY_REACHED", str(full), active_sessions=full.active, max_sessions=full.maximum
+            ) from None
+        except (FactoryError, SpaceError) as error:
+            raise _factory_error(registry, str(error)) from None
+        except OpenEnvGymError as error:
+            raise DialectError("SESSION_ERROR", str(error)) from None
+        return cls(registry, session, form, options)
+
+    async def attach(self, connection: Connection) -> None:
+        """Let the server close this connection when it closes the session for being idle."""
+        await self._session.attach(connection, [])
+
+    async def close(self) -> None:
+        """Close the envs and give their room back; closing twice is fine."""
+        await self._registry.end(self._session)
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    async def reset(self, request: ResetRequest) -> dict[str, Any]:
+        """Reset the envs, or those that a `ResetSomeRequest` names.
+
+        A seed is the first env's, and each further env gets the next higher one, as Gymnasium's vector envs do it.
+
+        Returns:
+            the result, or with several envs ``{"results": [...]}``.
+
+        Raises:
+            DialectError: if the request doesn't fit, or the only env failed.
+        """
+        slots = self._slots(request)
+        self._use(request)
+        reply = await self._run(
+            Reset(
+                0,
+                slots,
+                None if request.seed is None else [request.seed + slot for slot in slots],
+                None if request.options is None else [request.options] * len(slots),
+            )
+        )
+        assert isinstance(reply, Observed)
+        failed = {failure.slot for failure in reply.failures}
+        for slot in slots:
+            if request.episode_id is not None and slot not in failed:
+                name = request.episode_id if self._count == 1 else f"{request.episode_id}-{slot}"
+                self._session.slots.name_episode(slot, name)
+        results = await self._results(reply, slots)
+        data = {"results": results} if self._count > 1 else _only(results)
+        return {**data, "seed_ignored": True} if reply.unseeded else data
+
+    async def step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Step the only env.
+
+        Args:
+            fields: the action's fields.
+
+        Raises:
+            DialectError: if there are several envs, the action doesn't fit, or the env failed.
+        """
+        if self._count > 1:
+            raise misfit(["type"], f"this connection has {self._count} envs: use batch_step", "step")
+        return _only(await self._step([self._action(fields)]))
+
+    async def batch_step(self, request: BatchStepRequest) -> dict[str, Any]:
+        """Step every env once; or the only env with one action after the other, until its episode ends.
+
+        All actions are read before the first is applied. What an env raised stands in its place among the results, as
+        ``{"error": {...}}``, because the others went on. Fewer results than actions say that the rest wasn't applied:
+        after the episode's end or an error, and where the reply would outgrow the server's limit.
+
+        Raises:
+            DialectError: if the actions don't fit; then nothing was done.
+        """
+        if self._count > 1 and len(request.actions) != self._count:
+            problem = f"{len(request.actions)} action(s) for {self._count} envs"
+            raise misfit(["data", "actions"], problem, request.actions)
+        actions = [self._action(fields, "data", "actions", i) for i, fields in enumerate(request.actions)]
+        if self._count > 1:
+            return {"results": await self._step(actions)}
+        collected = _Collected(self._registry.settings.max_message_bytes)
+        if self._options.render:
+            for action in actions:
+                (result,) = await self._step([action])
+                if not collected.take(result):
+                    break
+        else:
+            failed = await self._session.step_in_turn(
+                [_step(action) for action in actions], lambda reply: collected.take(*self._read(reply, [0]))
+            )
+            _check(failed)
+        return {"results": collected.results}
+
+    async def state(self) -> dict[str, Any]:
+        """The env's state, or with several envs ``{"results": [...]}``."""
+        reply = await self._run(State(0, None))
+        assert isinstance(reply, Returned)
+        if self._count > 1:
+            return {"results": reply.values}
+        state: dict[str, Any] = reply.values[0]
+        return state
+
+    # --------------------------------------------------------------------------------------- one by one
+
+    def _slots(self, request: ResetRequest) -> list[int]:
+        named = request.envs if isinstance(request, ResetSomeRequest) else None
+        if named is None:
+            return list(range(self._count))
+        if len(set(named)) != len(named) or max(named) >= self._count:
+            problem = f"the envs are numbered from 0 to {self._count - 1}, and may be named once each"
+            raise misfit(["data", "envs"], problem, named)
+        return named
+
+    def _use(self, request: ResetRequest) -> None:
+        """Trim and render from now on as the request says."""
+        options = self._options.changed_by(request)
+        if options == self._options:
+            return
+        form = form_of(self._registry.probe, options)
+        if options.render:
+            self._session.slots.render_in(_render_mode(self._registry))
+        self._session.slots.use(JsonEncoding(form))
+        self._form, self._options = form, options
+
+    def _action(self, fields: dict[str, Any], *where: str | int) -> Any:
+        try:
+            return self._form.action(fields)
+        except ActionRefused as error:
+            raise refused(error.errors, *where) from None
+
+    async def _step(self, actions: list[Any]) -> list[dict[str, Any]]:
+        reply = await self._run(_step(*actions))
+        assert isinstance(reply, Stepped)
+        return await self._results(reply, range(self._count))
+
+    async def _run(self, request: Request) -> Reply:
+        reply: Reply = await self._session.execute(request)
+        _check(reply)
+        return reply
+
+    async def _results(self, reply: Observed | Stepped, slots: Sequence[int]) -> list[dict[str, Any]]:
+        """One result for each env of the reply, or ``{"error": ...}``, with frames if they are asked for."""
+        results = self._read(reply, slots)
+        well = [result for result in results if "error" not in result]
+        if self._options.render and well:
+            numbers = [slot for slot, result in zip(slots, results, strict=True) if "error" not in result]
+            rendered = await self._run(Render(0, numbers))
+            assert isinstance(rendered, Returned)
+            errors = {failure.slot: self._error(failure) for failure in rendered.failures}
+            for slot, result, frame in zip(numbers, well, rendered.values, strict=True):
+                if slot in errors:
+                    result.clear()
+                result.update({"error": errors[slot]} if slot in errors else {"render": frame})
+        return results
+
+    def _read(self, reply: Observed | Stepped, slots: Sequence[int]) -> list[dict[str, Any]]:
+        """One result for each env of the reply, or ``{"error": ...}``."""
+        errors = {failure.slot: self._error(failure) for failure in reply.failures}
+        results = _observed(reply, len(slots)) if isinstance(reply, Observed) else _stepped(reply, len(slots))
+        return [
+            {"error": errors[slot]} if slot in errors else result for slot, result in zip(slots, results, strict=True)
+        ]
+
+    def _error(self, failure: EnvFailure) -> dict[str, Any]:
+        facts: dict[str, Any] = {"type": failure.type} if failure.type else {}
+        if failure.traceback is not None:
+            facts["traceback"] = failure.traceback
+        if failure.code == "FACTORY_ERROR":
+            facts["factory_name"] = self._registry.source.name
+        return DialectError(failure.code, failure.message or failure.type, **facts).data
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+class _Collected:
+    """Results of steps in turn, encoded, as long as the reply stays within the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.results: list[msgspec.Raw] = []
+        self._limit = limit
+        self._size = self._largest = 0
+
+    def take(self, result: dict[str, Any]) -> bool:
+        """Take a result; False if there shall be no further step."""
+        frame = encoded(result)
+        self.results.append(msgspec.Raw(frame))
+        self._size += len(frame)
+        self._largest = max(self._largest, len(frame))
+        return "error" not in result and not result["done"] and self._size + self._largest <= self._limit
+
+
+def _step(*actions: Any) -> Step:
+    return Step(0, None, [Values(list(actions))], _DISABLED)
+
+
+def _check(reply: Reply | None) -> None:
+    """Raise what a request failed with.
+
+    Raises:
+        DialectError: if it could not be run at all.
+    """
+    if isinstance(reply, Failed):
+        raise DialectError(reply.code, reply.message)
+
+
+def _observed(reply: Observed, count: int) -> list[dict[str, Any]]:
+    return [_result(reply, position, None, False, False) for position in range(count)]
+
+
+def _stepped(reply: Stepped, count: int) -> list[dict[str, Any]]:
+    columns = [array.numpy().tolist() for array in (reply.rewards, reply.terminated, reply.truncated)]
+    return [
+        _result(reply, position, reward if math.isfinite(reward) else None, terminated, truncated)
+        for position, reward, terminated, truncated in zip(range(count), *columns, strict=True)
+    ]
+
+
+def _result(
+    reply: Observed | Stepped, position: int, reward: float | None, terminated: bool, truncated: bool
+) -> dict[str, Any]:
+    (observations,) = reply.observations
+    assert isinstance(observations, Values)
+    result = {
+        "observation": observations.items[position],
+        "reward": reward,
+        "done": terminated or truncated,
+        "terminated": terminated,
+        "truncated": truncated,
+    }
+    if position in reply.infos:
+        result["metadata"] = reply.infos[position]
+    return result
+
+
+def _only(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The only env's result; what it raised is raised here."""
+    (result,) = results
+    if "error" in result:
+        data = dict(result["error"])
+        raise DialectError(data.pop("code"), data.pop("message"), **data)
+    return result
+
+
+def _factory_error(registry: Registry, message: str) -> DialectError:
+    return DialectError("FACTORY_ERROR", message, factory_name=registry.source.name)
+
+
+def _render_mode(registry: Registry) -> str:
+    """The mode to render in so that a frame can be sent.
+
+    Raises:
+        DialectError: if there is none.
+    """
+    metadata = registry.probe.metadata
+    current = metadata.get("render_mode")
+    if current not in (None, "human"):
+        return str(current)
+    modes = metadata.get("render_modes") or []
+    if registry.source.takes_render_mode:
+        for mode in ("rgb_array", "ansi"):
+            if mode in modes:
+                return mode
+    problem = f"{registry.source.name} can't be rendered here; its render modes are {list(modes)}"
+    raise misfit(["render"], problem, True)

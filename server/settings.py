@@ -1,0 +1,77 @@
+"""The server's settings: validated values with their units, and no behaviour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from openenv_gym.errors import OptionError
+
+__all__ = ["ServerSettings"]
+
+
+class ServerSettings(BaseModel):
+    """Everything that can be set about a server.
+
+    Attributes:
+        max_envs: envs that exist at a time, over all sessions.
+        max_workers: threads that run envs. None lets the server decide: one thread for a session whose envs keep the
+            processor busy, one for each env where they wait (see `openenv_gym.server.executor`).
+        token: what clients must show as ``Authorization: Bearer …``; None admits everybody.
+        allowed_origins: values of the ``Origin`` header that browsers may come with, compared exactly. A request
+            without the header, which is what programs send, is always admitted.
+        allow_call: methods that clients may call. Names with a leading underscore never are.
+        allow_set: attributes that clients may set.
+        allow_get: attributes that clients may read; None lets them read every public attribute that is plain data.
+        env_kwargs: keyword arguments for the environment.
+        env_name: the name to publish; None takes the env's own.
+        grace_s: seconds that a session outlives a broken connection.
+        idle_timeout_s: seconds without a request after which a session is closed; None never does. The time that an
+            env takes for a step doesn't count.
+        max_step_s: seconds that one step or reset of one env may take; None sets no limit.
+        max_message_size_mb: the largest message in MiB, in either direction.
+        ping_interval_s: seconds between WebSocket pings; None sends none.
+        ping_timeout_s: seconds after which a missing pong closes the connection; None waits for ever.
+        shutdown_s: seconds that running steps have to end at shutdown.
+        debug: send remote tracebacks to clients. They hold file paths.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_envs: int = Field(default=1024, ge=1)
+    max_workers: int | None = Field(default=None, ge=1)
+    token: SecretStr | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allow_call: frozenset[str] = frozenset()
+    allow_set: frozenset[str] = frozenset()
+    allow_get: frozenset[str] | None = None
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    env_name: str | None = None
+    grace_s: float = Field(default=60.0, ge=0)
+    idle_timeout_s: float | None = Field(default=3600.0, gt=0)
+    max_step_s: float | None = Field(default=None, gt=0)
+    max_message_size_mb: float = Field(default=100.0, gt=0)
+    ping_interval_s: float | None = Field(default=60.0, gt=0)
+    ping_timeout_s: float | None = Field(default=60.0, gt=0)
+    shutdown_s: float = Field(default=5.0, ge=0)
+    debug: bool = False
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message in bytes."""
+        return int(self.max_message_size_mb * 1024 * 1024)
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> ServerSettings:
+        """Validate keyword options.
+
+        Raises:
+            OptionError: naming each option that is unknown or has a bad value.
+        """
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
+            known = ", ".join(cls.model_fields)
+            raise OptionError(f"bad option(s): {'; '.join(problems)} (known: {known})") from None
