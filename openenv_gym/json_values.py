@@ -38,7 +38,7 @@ from openenv_gym.spaces.parts import Space, leaf_dtype, leaf_shape, path_name
 __all__ = ["from_json", "json_schema", "to_json"]
 
 Schema: TypeAlias = dict[str, Any]
-_Array: TypeAlias = Box[Any] | Discrete[Any] | MultiDiscrete[Any] | MultiBinary
+_Array: TypeAlias = "Box[Any] | Discrete[Any] | MultiDiscrete[Any] | MultiBinary"
 
 
 # ------------------------------------------------------------------------------------------------- schema
