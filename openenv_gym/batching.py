@@ -8,11 +8,14 @@ Arrays that are handed out are always fresh, writable and owned by the caller, u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from openenv_gym.codec import pack, unpack
@@ -20,7 +23,18 @@ from openenv_gym.errors import ActionError, RemoteProtocolError, SpaceError
 from openenv_gym.messages import Array, Batch, Values
 from openenv_gym.spaces import Leaf, leaf_dtype, leaf_shape, leaves, path_name
 
-__all__ = ["ActionReader", "BatchReader", "BatchWriter", "LeafValues", "Part", "cast_exactly", "check_actions", "rows_of", "to_batch"]
+__all__ = [
+    "ActionReader",
+    "BatchReader",
+    "BatchWriter",
+    "LeafValues",
+    "Part",
+    "cast_exactly",
+    "check_actions",
+    "gather_actions",
+    "rows_of",
+    "to_batch",
+]
 
 Part: TypeAlias = "tuple[slice | Sequence[int], Batch]"
 """Some rows of a vector env, and their values."""
@@ -36,9 +50,9 @@ def assemble(space: gym.Space[Any], leaf_values: Iterator[Any]) -> Any:
         space: the space.
         leaf_values: one value for each of `openenv_gym.spaces.leaves`, in its order.
     """
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Dict) and type(space) is spaces.Dict:  # a subclass is one leaf
         return {key: assemble(child, leaf_values) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
+    if isinstance(space, spaces.Tuple) and type(space) is spaces.Tuple:
         return tuple(assemble(child, leaf_values) for child in space.spaces)
     return next(leaf_values)
 
@@ -53,7 +67,8 @@ def pick(value: Any, path: tuple[str | int, ...]) -> Any:
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError) as error:
-            raise SpaceError(f"the value has no {key!r} ({type(error).__name__})", path=path_name(path[:depth])) from None
+            where = path_name(path[:depth])
+            raise SpaceError(f"the value has no {key!r} ({type(error).__name__})", path=where) from None
     return value
 
 
@@ -68,19 +83,23 @@ class BatchWriter:
     Args:
         space: one env's space.
         num_envs: the number of positions.
+        typed: keep Discrete values as they are, an ``int`` as an ``int``. Gymnasium hands single observations on as
+            the env made them.
     """
 
-    def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
+    def __init__(self, space: gym.Space[Any], num_envs: int, *, typed: bool = False) -> None:
         self._leaves = leaves(space)
         self._columns: list[LeafValues] = [
-            np.zeros((num_envs, *leaf_shape(leaf.space)), leaf_dtype(leaf.space)) if leaf.is_array else [None] * num_envs
+            np.zeros((num_envs, *leaf_shape(leaf.space)), leaf_dtype(leaf.space))
+            if leaf.is_array and not (typed and isinstance(leaf.space, spaces.Discrete))
+            else [None] * num_envs
             for leaf in self._leaves
         ]
         writers = [_leaf_writer(leaf, column) for leaf, column in zip(self._leaves, self._columns, strict=True)]
         self.write: Callable[[int, Any], None] = (
             writers[0] if [leaf.path for leaf in self._leaves] == [()] else self._write_nested(writers)
         )
-        """Write one env's value: ``write(position, value)``. Raises `SpaceError` for a value outside the space's structure."""
+        """Write one env's value: ``write(position, value)``. Raises `SpaceError` if it hasn't the space's structure."""
 
     def _write_nested(self, writers: list[Callable[[int, Any], None]]) -> Callable[[int, Any], None]:
         paths = [leaf.path for leaf in self._leaves]
@@ -101,19 +120,32 @@ class BatchWriter:
 
 
 def _leaf_writer(leaf: Leaf, column: LeafValues) -> Callable[[int, Any], None]:
+    if isinstance(column, list) and leaf.is_array:  # a typed Discrete
+        dtype = leaf_dtype(leaf.space)
+
+        def write_typed(position: int, value: Any) -> None:
+            cast = cast_exactly(value, dtype, (), path_name(leaf.path))
+            column[position] = pack(value if isinstance(value, (int, np.integer)) else cast[()], "observation")
+
+        return write_typed
     if isinstance(column, list):
+        restore, path = _restorer(leaf.space), path_name(leaf.path)
 
         def write_value(position: int, value: Any) -> None:
-            column[position] = pack(value, path_name(leaf.path) or "observation")
+            try:
+                restore(value)  # as the peer will
+            except _MISFITS as error:
+                raise SpaceError(f"{value!r} isn't a value of {leaf.space}: {error}", path=path) from None
+            column[position] = pack(value, path or "observation")
 
         return write_value
-    array, shape, dtype = column, column.shape[1:], column.dtype
+    array, shape, wanted = column, column.shape[1:], column.dtype
 
     def write(position: int, value: Any) -> None:
-        if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
+        if type(value) is np.ndarray and value.dtype == wanted and value.shape == shape:
             array[position] = value
         else:
-            array[position] = cast_exactly(value, dtype, shape, path_name(leaf.path))
+            array[position] = cast_exactly(value, wanted, shape, path_name(leaf.path))
 
     return write
 
@@ -121,7 +153,7 @@ def _leaf_writer(leaf: Leaf, column: LeafValues) -> Callable[[int, Any], None]:
 def cast_exactly(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str = "") -> NDArray[Any]:
     """Cast a value as ``np.stack(…, out=…)`` would, but never wrap or cut off.
 
-    Floats may lose precision to a smaller float; everything else must fit exactly.
+    Numbers may lose precision to a float; everything else must fit exactly.
 
     Args:
         value: an array, number or nested sequence.
@@ -136,7 +168,7 @@ def cast_exactly(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path:
         array = np.asarray(value)
     except ValueError:
         raise SpaceError(f"a ragged value doesn't fit shape {shape} of {dtype}", path=path) from None
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biuf":
         raise SpaceError(f"{value!r} of type {type(value).__name__} doesn't fit {dtype}", path=path)
     if array.shape != shape:
         raise SpaceError(f"a value of shape {array.shape} doesn't fit shape {shape} of {dtype}", path=path)
@@ -151,9 +183,9 @@ def cast_exactly(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path:
 
 
 def to_batch(columns: Sequence[LeafValues], rows: slice | list[int]) -> Batch:
-    """Pack some rows of each leaf of actions."""
+    """Pack a copy of some rows of each leaf of actions: they are the caller's, and are encoded on another thread."""
     return [
-        Array.of(column[rows])
+        Array.of(column[rows].copy())
         if isinstance(column, np.ndarray)
         else Values([pack(value, "action") for value in _take(column, rows)])
         for column in columns
@@ -183,6 +215,9 @@ class BatchReader:
         self._space = space
         self._num_envs = num_envs
         self._leaves = leaves(space)
+        self._forms = [
+            (leaf_shape(leaf.space), leaf_dtype(leaf.space)) if leaf.is_array else None for leaf in self._leaves
+        ]
         self._restore = [_restorer(leaf.space) for leaf in self._leaves]
         self._reused: list[LeafValues] | None = None if copy else self._empty()
         self._latest: list[tuple[slice | Sequence[int], list[LeafValues]]] = [(slice(0, num_envs), self._empty())]
@@ -202,12 +237,10 @@ class BatchReader:
         """
         self.keep(parts)
         if self._reused is None and len(self._latest) == 1 and self._latest[0][0] == slice(0, self._num_envs):
-            columns: list[LeafValues] = [
-                c.copy() if isinstance(c, list) else np.array(c) for c in self._latest[0][1]
-            ]
+            columns: list[LeafValues] = [c if isinstance(c, list) else np.array(c) for c in self._latest[0][1]]
         else:
             columns = self._gather(self._latest, self._empty() if self._reused is None else self._reused)
-        return assemble(self._space, (tuple(c) if isinstance(c, list) else c for c in columns))
+        return assemble(self._space, (tuple(deepcopy(c)) if isinstance(c, list) else c for c in columns))
 
     def keep(self, parts: list[Part]) -> None:
         """Note rows' new values without putting them together; see `read`."""
@@ -218,20 +251,27 @@ class BatchReader:
             self._latest = [(slice(0, self._num_envs), self._gather([*self._latest, *fresh], self._empty()))]
 
     def rows(self, batch: Batch, count: int) -> list[Any]:
-        """The single observations of a batch of ``count`` envs, each with memory of its own."""
-        columns = self._open(batch, count)
+        """The single observations of a batch of ``count`` envs, each with memory of its own.
+
+        Discrete values may come as they were; see `BatchWriter`.
+        """
+        columns = self._open(batch, count, typed=True)
         return [self._row(columns, position) for position in range(count)]
 
     def last(self, row: int) -> Any:
         """A copy of one row's last observation, as a single env would give it."""
-        for rows, columns in reversed(self._latest):
+        for rows, columns in self._latest:
             indices = range(self._num_envs)[rows] if isinstance(rows, slice) else rows
             if row in indices:
-                return self._row(columns, list(indices).index(row))
-        raise AssertionError("the oldest layer holds every row")
+                return deepcopy(self._row(columns, list(indices).index(row)))
+        raise AssertionError("the parts hold every row")
 
     def _row(self, columns: list[LeafValues], position: int) -> Any:
-        values = (c[position] if isinstance(c, list) else np.array(c[position])[()] for c in columns)
+        # A Discrete value is a number, while a Box's is an array even of shape ().
+        values = (
+            c[position] if isinstance(c, list) or isinstance(leaf.space, spaces.Discrete) else np.array(c[position])
+            for leaf, c in zip(self._leaves, columns, strict=True)
+        )
         return assemble(self._space, values)
 
     def _count(self, rows: slice | Sequence[int]) -> int:
@@ -239,10 +279,8 @@ class BatchReader:
 
     def _empty(self) -> list[LeafValues]:
         return [
-            np.zeros((self._num_envs, *leaf_shape(leaf.space)), leaf_dtype(leaf.space))
-            if leaf.is_array
-            else [None] * self._num_envs
-            for leaf in self._leaves
+            [None] * self._num_envs if form is None else np.zeros((self._num_envs, *form[0]), form[1])
+            for form in self._forms
         ]
 
     def _gather(
@@ -251,28 +289,30 @@ class BatchReader:
         for rows, columns in layers:
             for target, column in zip(out, columns, strict=True):
                 if isinstance(target, list):
-                    for row, value in zip(range(self._num_envs)[rows] if isinstance(rows, slice) else rows, column, strict=True):
+                    for row, value in zip(
+                        range(self._num_envs)[rows] if isinstance(rows, slice) else rows, column, strict=True
+                    ):
                         target[row] = value
                 else:
                     target[rows] = column
         return out
 
-    def _open(self, batch: Batch, count: int) -> list[LeafValues]:
+    def _open(self, batch: Batch, count: int, *, typed: bool = False) -> list[LeafValues]:
         """Check a batch against the space, and unpack it; arrays stay views of the frame."""
         if len(batch) != len(self._leaves):
             raise RemoteProtocolError(f"{len(batch)} leaves where the space has {len(self._leaves)}")
         columns: list[LeafValues] = []
-        for leaf, restore, column in zip(self._leaves, self._restore, batch, strict=True):
-            if isinstance(column, Array) and leaf.is_array:
-                array = _numpy(column)
-                if array.shape != (count, *leaf_shape(leaf.space)) or array.dtype != leaf_dtype(leaf.space):
-                    raise RemoteProtocolError(
-                        f"leaf {path_name(leaf.path)!r} is {array.dtype}{array.shape}, not {leaf_dtype(leaf.space)}"
-                        f"{(count, *leaf_shape(leaf.space))}"
-                    )
+        for leaf, form, restore, column in zip(self._leaves, self._forms, self._restore, batch, strict=True):
+            if isinstance(column, Array) and form is not None:
+                array, shape = _numpy(column), (count, *form[0])
+                if array.shape != shape or array.dtype != form[1]:
+                    found, wanted = f"{array.dtype}{array.shape}", f"{form[1]}{shape}"
+                    raise RemoteProtocolError(f"leaf {path_name(leaf.path)!r} is {found}, not {wanted}")
                 columns.append(array)
-            elif isinstance(column, Values) and not leaf.is_array and len(column.items) == count:
-                columns.append([restore(unpack(item)) for item in column.items])
+            elif isinstance(column, Values) and form is None and len(column.items) == count:
+                columns.append(_restored(column, restore))
+            elif isinstance(column, Values) and typed and isinstance(leaf.space, spaces.Discrete):
+                columns.append(_integers(column, count, leaf))
             else:
                 raise RemoteProtocolError(f"leaf {path_name(leaf.path)!r} has the wrong kind or length")
         return columns
@@ -285,26 +325,83 @@ def _numpy(array: Array) -> NDArray[Any]:
         raise RemoteProtocolError(str(error)) from None
 
 
+def _integers(column: Values, count: int, leaf: Leaf) -> list[Any]:
+    values = [unpack(item) for item in column.items]
+    if len(values) != count or not all(type(value) is int or isinstance(value, np.integer) for value in values):
+        raise RemoteProtocolError(f"leaf {path_name(leaf.path)!r} isn't {count} integer(s)")
+    return values
+
+
+_MISFITS = (TypeError, ValueError, LookupError, AttributeError)
+"""What a restorer raises for a value of another structure."""
+
+
+def _restored(values: Values, restore: Callable[[Any], Any]) -> list[Any]:
+    items = [unpack(item) for item in values.items]
+    try:
+        return [restore(item) for item in items]
+    except _MISFITS as error:
+        raise RemoteProtocolError(f"a value of another structure than its space: {error}") from None
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 def _restorer(space: gym.Space[Any]) -> Callable[[Any], Any]:
-    """What turns plain tuples back into ``GraphInstance`` inside a value of this space."""
+    """What turns plain tuples back into ``GraphInstance`` inside a value of this space; `_unchanged` without graphs."""
     if isinstance(space, spaces.Graph):
-        return lambda value: spaces.GraphInstance(*value)
+        return _as_graph
     if isinstance(space, spaces.Sequence) and not space.stack:
         feature = _restorer(space.feature_space)
-        return lambda value: tuple(feature(v) for v in value)
+        return _unchanged if feature is _unchanged else lambda value: tuple(feature(v) for v in value)
+    if not isinstance(space, (spaces.OneOf, spaces.Tuple, spaces.Dict)):
+        return _unchanged
+    inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    parts = {key: _restorer(child) for key, child in inner}
+    if all(part is _unchanged for part in parts.values()):
+        return _unchanged
     if isinstance(space, spaces.OneOf):
-        choices = [_restorer(child) for child in space.spaces]
-        return lambda value: (value[0], choices[int(value[0])](value[1]))
+        return lambda value: (value[0], parts[int(value[0])](value[1]))
     if isinstance(space, spaces.Dict):
-        children = {key: _restorer(child) for key, child in space.spaces.items()}
-        return lambda value: {key: children[key](v) for key, v in value.items()}
-    if isinstance(space, spaces.Tuple):
-        parts = [_restorer(child) for child in space.spaces]
-        return lambda value: tuple(restore(v) for restore, v in zip(parts, value, strict=True))
-    return lambda value: value
+        return lambda value: {key: parts[key](v) for key, v in value.items()}
+    return lambda value: tuple(restore(v) for restore, v in zip(parts.values(), value, strict=True))
+
+
+def _as_graph(value: Any) -> spaces.GraphInstance:
+    if not isinstance(value, tuple):
+        raise TypeError(f"{type(value).__name__} instead of a graph")
+    return spaces.GraphInstance(*value)
 
 
 # --------------------------------------------------------------------------------------------------- actions
+
+
+def gather_actions(space: gym.Space[Any], actions: Any) -> Any:
+    """Single actions, such as Stable-Baselines3 gives, in the structure of a batch.
+
+    Args:
+        space: one env's action space.
+        actions: one action for each env.
+
+    Returns:
+        dicts and tuples of sequences, where the space is a Dict or a Tuple.
+
+    Raises:
+        ActionError: for an action without one of the space's parts.
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: gather_actions(child, _parts(actions, key)) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(gather_actions(child, _parts(actions, i)) for i, child in enumerate(space.spaces))
+    return actions
+
+
+def _parts(actions: Any, key: Any) -> list[Any]:
+    try:
+        return [action[key] for action in actions]
+    except (KeyError, IndexError, TypeError):
+        raise ActionError(f"an action has no {key!r}") from None
 
 
 def check_actions(space: gym.Space[Any], actions: Any, num_envs: int) -> list[LeafValues]:
@@ -318,7 +415,8 @@ def check_actions(space: gym.Space[Any], actions: Any, num_envs: int) -> list[Le
         num_envs: their number.
 
     Returns:
-        the leaves, each with ``num_envs`` entries; arrays keep their dtype, because an env must get what it would get locally.
+        the leaves, each with ``num_envs`` entries; arrays keep their dtype, for an env must get what it would get
+        locally.
 
     Raises:
         ActionError: for a wrong number or shape, or NaN. It is a ``ValueError``.
@@ -329,11 +427,10 @@ def check_actions(space: gym.Space[Any], actions: Any, num_envs: int) -> list[Le
 
 def _pick_action(actions: Any, path: tuple[str | int, ...]) -> Any:
     for key in path:
-        wanted = dict if isinstance(key, str) else (tuple, list)
-        if not isinstance(actions, wanted):
+        if not isinstance(actions, dict if isinstance(key, str) else (tuple, list)):
             raise TypeError(f"Unable to iterate over the following elements: {actions!r} (no {key!r} in it)")
         try:
-            actions = actions[key]
+            actions = actions[key]  # type: ignore[index]  # a str for a dict, an int for a sequence
         except (KeyError, IndexError):
             raise ActionError(f"the actions have no {path_name(path)!r}") from None
     return actions
@@ -342,9 +439,12 @@ def _pick_action(actions: Any, path: tuple[str | int, ...]) -> Any:
 def _check_leaf(leaf: Leaf, values: Any, num_envs: int) -> LeafValues:
     where = f" for {path_name(leaf.path)!r}" if leaf.path else ""
     if not isinstance(values, (np.ndarray, list, tuple)):
-        if not hasattr(values, "__array__"):
+        if hasattr(values, "__array__"):
+            values = np.asarray(values)
+        elif isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
+            values = list(values)
+        else:
             raise TypeError(f"Unable to iterate over the following elements: {values!r}")
-        values = np.asarray(values)
     if isinstance(values, np.ndarray) and values.ndim == 0:
         raise TypeError(f"Unable to iterate over the following elements: {values!r}")
     if len(values) != num_envs:
@@ -355,17 +455,26 @@ def _check_leaf(leaf: Leaf, values: Any, num_envs: int) -> LeafValues:
         return list(values)
     if leaf.is_array and values.dtype != object and values.shape[1:] != leaf_shape(leaf.space):
         raise ActionError(f"actions{where} of shape {values.shape}, not {(num_envs, *leaf_shape(leaf.space))}")
-    if values.dtype.kind == "f" and np.isnan(values).any():
+    if _holds_nan(values):
         raise ActionError(f"the action{where} of env {int(np.argwhere(np.isnan(values))[0][0])} holds NaN")
     return list(values) if values.dtype.kind not in "biufc" else values
 
 
 def _check_one(leaf: Leaf, value: Any, row: int, where: str) -> None:
-    """One env's action in a list: arrays must have the right shape, and no float may be NaN."""
+    """One env's action in a list: what is an array, or stands for one, must have the right shape and no NaN."""
+    if leaf.is_array and isinstance(value, (list, tuple)):
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise ActionError(f"the action{where} of env {row} is ragged") from None
     if isinstance(value, np.ndarray) and leaf.is_array and value.shape != leaf_shape(leaf.space):
         raise ActionError(f"the action{where} of env {row} has shape {value.shape}, not {leaf_shape(leaf.space)}")
-    if isinstance(value, (float, np.floating, np.ndarray)) and np.asarray(value).dtype.kind == "f" and np.isnan(value).any():
+    if isinstance(value, (float, np.floating, np.ndarray)) and _holds_nan(np.asarray(value)):
         raise ActionError(f"the action{where} of env {row} holds NaN")
+
+
+def _holds_nan(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 
 class ActionReader:
@@ -376,9 +485,11 @@ class ActionReader:
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
-        self._space = space
-        self._restore = [_restorer(leaf.space) for leaf in leaves(space)]
-        self._flat = [leaf.path for leaf in leaves(space)] == [()]
+        found = leaves(space)
+        self._restore = [_restorer(leaf.space) for leaf in found]
+        self._is_flat = [leaf.path for leaf in found] == [()]
+        # `iterate` gives dicts in the key order of the batched space, which need not be that of the space.
+        self._build = _builder(batch_space(space, 1), (), {leaf.path: number for number, leaf in enumerate(found)})
 
     def read(self, batch: Batch, count: int) -> list[Any]:
         """The actions of ``count`` envs.
@@ -392,19 +503,34 @@ class ActionReader:
         if len(batch) != len(self._restore):
             raise RemoteProtocolError(f"{len(batch)} leaves of actions where the space has {len(self._restore)}")
         columns: list[LeafValues] = [
-            _numpy(c).copy() if isinstance(c, Array) else [restore(unpack(item)) for item in c.items]
+            _numpy(c).copy() if isinstance(c, Array) else _restored(c, restore)
             for restore, c in zip(self._restore, batch, strict=True)
         ]
         if any((c.shape[:1] != (count,)) if isinstance(c, np.ndarray) else (len(c) != count) for c in columns):
             raise RemoteProtocolError(f"the actions aren't for {count} envs")
-        if self._flat:
+        if self._is_flat:
             return list(columns[0])
-        return [assemble(self._space, iter(row)) for row in zip(*columns, strict=True)]
+        rows = zip(*columns, strict=True) if columns else [()] * count  # an empty Dict has no leaves
+        return [self._build(row) for row in rows]
+
+
+def _builder(
+    batched: gym.Space[Any], path: tuple[str | int, ...], numbers: dict[tuple[str | int, ...], int]
+) -> Callable[[Any], Any]:
+    """What makes one env's action from its leaves; ``numbers`` says where in them each path is."""
+    if path in numbers:
+        return itemgetter(numbers[path])
+    if isinstance(batched, spaces.Dict):
+        parts = {key: _builder(child, (*path, key), numbers) for key, child in batched.spaces.items()}
+        return lambda row: {key: build(row) for key, build in parts.items()}
+    assert isinstance(batched, spaces.Tuple)
+    items = [_builder(child, (*path, i), numbers) for i, child in enumerate(batched.spaces)]
+    return lambda row: tuple(build(row) for build in items)
 
 
 def rows_of(indices: Iterable[int]) -> slice | list[int]:
     """Row indices as a slice where they are consecutive, which numpy copies faster."""
     rows = list(indices)
-    if rows == list(range(rows[0], rows[0] + len(rows))):
+    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
         return slice(rows[0], rows[0] + len(rows))
     return rows

@@ -11,9 +11,11 @@ Extension codes: 1 array · 2 numpy scalar · 3 tuple · 4 large integer · 5 ob
 from __future__ import annotations
 
 import functools
+import re
+import sys
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -39,11 +41,24 @@ MAX_DEPTH: Final = 64
 """Nesting that `pack` and `unpack` accept; deeper data is refused rather than exhausting the stack."""
 
 ARRAY, SCALAR, TUPLE, INTEGER, OBJECTS, SET, FROZENSET, TEXT_ARRAY = range(1, 9)
-_TEXT_KINDS = "SUmM"
 
-_PLAIN = frozenset({type(None), bool, float, str, bytes})
+_ATOMS = frozenset({type(None), bool, float, bytes})
+"""Types whose values all travel as they are."""
+
+_COPIES: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: bytes,
+    dict: dict,
+    list: list,
+    bytearray: bytes,
+    memoryview: bytes,
+}
+"""How a value of a subclass becomes a plain one, whatever its methods do."""
+
+_TEXT_DTYPE = re.compile(r"[<>|][SU][1-9][0-9]{0,9}|[<>][mM]8(\[[0-9]{0,9}[a-zA-Z]+\])?")
 _encoder = msgspec.msgpack.Encoder()
-_M = TypeVar("_M")
 
 
 class PackError(TypeError):
@@ -51,8 +66,15 @@ class PackError(TypeError):
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame."""
-    return _encoder.encode(message)
+    """A message as a frame.
+
+    Raises:
+        PackError: for a number or a string in it that MessagePack doesn't have; what was packed has none.
+    """
+    try:
+        return _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PackError(f"this {type(message).__name__} can't be sent: {error}") from None
 
 
 # ------------------------------------------------------------------------------------------------- pack
@@ -62,55 +84,83 @@ def pack(value: Any, where: str = "value", depth: int = 0) -> Any:
     """Make plain data ready for a message.
 
     Args:
-        value: None, booleans, numbers, strings, bytes, numpy scalars and arrays, and dicts, lists, tuples and sets of them.
-            A member of an ``Enum`` travels as its value.
+        value: None, booleans, numbers, strings, bytes, numpy scalars and arrays, and dicts, lists, tuples and sets of
+            them. A member of an ``Enum`` travels as its value, a value of a subclass as one of the builtin class.
         where: what to call the value in an error.
         depth: nesting so far.
 
     Returns:
-        data that MessagePack keeps; give it to `unpack` on the other side.
+        data that MessagePack keeps; give it to `unpack` on the other side. It shares no memory with the value.
 
     Raises:
         PackError: for anything else, naming the place: ``info['map'][2]: …``.
     """
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _ATOMS:
         return value
+    if kind is str:
+        return value if value.isascii() else _checked_text(value, where)
     if kind is int:
-        return value if -(1 << 63) <= value < (1 << 64) else _extend(INTEGER, str(value))
+        return value if -(1 << 63) <= value < (1 << 64) else _pack_integer(value)
     if depth > MAX_DEPTH:
         raise PackError(f"{where}: nested deeper than {MAX_DEPTH}")
     if kind is dict:
-        return {_key(k, where): pack(v, f"{where}[{k!r}]", depth + 1) for k, v in value.items()}
+        return {
+            _key(k, where): v if type(v) in _ATOMS else pack(v, f"{where}[{k!r}]", depth + 1) for k, v in value.items()
+        }
     if kind is list:
         return _pack_all(value, where, depth)
     if isinstance(value, np.ndarray):
         return _pack_array(value, where, depth)
     if isinstance(value, np.generic):
         return _pack_scalar(value, where)
-    if isinstance(value, tuple):
-        return _extend(TUPLE, _pack_all(value, where, depth))
-    if isinstance(value, (set, frozenset)):
-        return _extend(FROZENSET if isinstance(value, frozenset) else SET, _pack_all(list(value), where, depth))
+    if isinstance(value, (tuple, set, frozenset)):
+        code = TUPLE if isinstance(value, tuple) else SET if isinstance(value, set) else FROZENSET
+        return _extend(code, _pack_all(value, where, depth))
     return pack(_as_plain(value, where), where, depth + 1)
 
 
 def _pack_all(values: Any, where: str, depth: int) -> list[Any]:
-    return [pack(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(values)]
+    return [v if type(v) in _ATOMS else pack(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(values)]
 
 
 def _key(key: Any, where: str) -> Any:
-    if isinstance(key, (np.integer, np.bool_, np.str_)):
-        key = key.item()
-    if isinstance(key, (str, int, float, bytes, type(None))):
+    """A key of a builtin type that is equal to it, so that no two keys become one."""
+    if type(key) is str and key.isascii():
         return key
-    raise PackError(f"{where}: a key of type {type(key).__name__} can't be sent")
+    if isinstance(key, (np.integer, np.bool_)):
+        key = key.item()
+    elif isinstance(key, (str, int, float, bytes)) and type(key) is not bool:
+        key = _as_plain(key, where)
+    if key is not None and not isinstance(key, (str, int, float, bytes)):
+        raise PackError(f"{where}: a key of type {type(key).__name__} can't be sent")
+    packed = pack(key, where)
+    if isinstance(packed, msgspec.msgpack.Ext):
+        raise PackError(f"{where}: a key of more than 64 bits can't be sent")
+    return packed
+
+
+def _checked_text(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PackError(f"{where}: {error}") from None
+    return text
+
+
+def _pack_integer(value: int) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
 def _pack_array(value: NDArray[Any], where: str, depth: int) -> msgspec.msgpack.Ext:
-    if value.dtype.kind == "O":
+    kind = value.dtype.kind
+    if isinstance(value, np.ma.MaskedArray):
+        raise PackError(f"{where}: a masked array can't be sent")
+    if kind == "O":
         return _extend(OBJECTS, (value.shape, _pack_all(value.reshape(-1).tolist(), where, depth)))
-    if value.dtype.kind in _TEXT_KINDS:
+    if kind in "SU" and value.dtype.itemsize == 0:  # strings of no characters, of which numpy too makes one character
+        value = value.astype(f"{kind}1")
+    if kind in "SUmM":
         return _extend(TEXT_ARRAY, (value.dtype.str, value.shape, value.tobytes()))
     try:
         return _extend(ARRAY, Array.of(value))
@@ -119,19 +169,18 @@ def _pack_array(value: NDArray[Any], where: str, depth: int) -> msgspec.msgpack.
 
 
 def _pack_scalar(value: np.generic, where: str) -> msgspec.msgpack.Ext:
-    packed = _pack_array(np.asarray(value), where, 0)
-    return msgspec.msgpack.Ext(SCALAR, _encoder.encode(packed))
+    if isinstance(value, (np.str_, np.bytes_)):  # an array would lose zeros at the end
+        return _extend(SCALAR, pack(_as_plain(value, where), where))
+    return _extend(SCALAR, _pack_array(np.asarray(value), where, 0))
 
 
 def _as_plain(value: Any, where: str) -> Any:
     """Subclasses of builtin types, and enums, lose their class; everything else is refused."""
     if isinstance(value, Enum):
         return value.value
-    for plain in (bool, int, float, str, bytes, dict, list):
+    for plain, copy in _COPIES.items():
         if isinstance(value, plain):
-            return plain(value)
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
+            return copy(value)
     raise PackError(f"{where}: a value of type {type(value).__module__}.{type(value).__qualname__} can't be sent")
 
 
@@ -156,7 +205,7 @@ def unpack(value: Any) -> Any:
     """
     try:
         return _unpack(value, 0)
-    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise RemoteProtocolError(f"malformed data: {error}") from None
 
 
@@ -178,30 +227,36 @@ def _unpack(value: Any, depth: int) -> Any:
 
 @functools.cache
 def _decoder(type_: Any) -> Callable[[Any], Any]:
-    return msgspec.msgpack.Decoder(type_).decode
+    # The hook leaves extensions' data as views of the frame: with copies, each level of nesting would hold one more.
+    return msgspec.msgpack.Decoder(type_, ext_hook=msgspec.msgpack.Ext).decode
 
 
-def _unpack_array(data: Any, depth: int) -> NDArray[Any]:
+def _unpack_array(data: Any, _depth: int) -> NDArray[Any]:
     array: Array = _decoder(Array)(data)
     return array.numpy().copy()
 
 
-def _unpack_text_array(data: Any, depth: int) -> NDArray[Any]:
-    name, shape, content = _decoder(tuple[str, tuple[int, ...], bytes])(data)
-    dtype = np.dtype(name)
-    if dtype.kind not in _TEXT_KINDS or min(shape, default=0) < 0:
+def _unpack_text_array(data: Any, _depth: int) -> NDArray[Any]:
+    name, shape, content = _decoder(tuple[str, tuple[int, ...], memoryview])(data)
+    if not _TEXT_DTYPE.fullmatch(name) or min(shape, default=0) < 0:
         raise ValueError(f"bad array of {name!r} with shape {shape}")
-    if dtype.itemsize == 0:  # "<U0": numpy reads no bytes for it, so the shape alone would decide what is allocated
-        if len(content) or np.prod(shape, dtype=object) > 1:
-            raise ValueError(f"bad array of {name!r} with shape {shape}")
-        return np.zeros(shape, dtype)
-    return np.frombuffer(content, dtype).reshape(shape).copy()
+    array = np.frombuffer(content, np.dtype(name)).reshape(shape).copy()
+    if name[1] == "U" and (np.frombuffer(content, f"{name[0]}u4") > sys.maxunicode).any():
+        raise ValueError("a string with characters that don't exist")  # numpy would crash on them when they are read
+    return array
 
 
 def _unpack_scalar(data: Any, depth: int) -> Any:
-    array = _unpack(_decoder(Any)(data), depth)
-    if not isinstance(array, np.ndarray) or array.shape != () or array.dtype.kind == "O":
-        raise ValueError("a scalar must be an array without axes")
+    content = _decoder(Any)(data)
+    if type(content) is str:
+        return np.str_(content)
+    if type(content) is bytes:
+        return np.bytes_(content)
+    if type(content) is not msgspec.msgpack.Ext or content.code not in (ARRAY, TEXT_ARRAY):
+        raise ValueError("a scalar must be an array or a string")
+    array = _UNPACKERS[content.code](content.data, depth)
+    if array.shape != ():
+        raise ValueError(f"a scalar of shape {array.shape}")
     return array[()]
 
 
@@ -219,18 +274,11 @@ def _unpack_list(data: Any, depth: int) -> list[Any]:
     return [_unpack(item, depth) for item in _decoder(list[Any])(data)]
 
 
-def _unpack_integer(data: Any, depth: int) -> int:
-    digits = _decoder(str)(data)
-    if len(digits) > 4000:  # quadratic to parse, and over Python's own limit
-        raise ValueError("an integer of too many digits")
-    return int(digits)
-
-
 _UNPACKERS: dict[int, Callable[[Any, int], Any]] = {
     ARRAY: _unpack_array,
     SCALAR: _unpack_scalar,
     TUPLE: lambda data, depth: tuple(_unpack_list(data, depth)),
-    INTEGER: _unpack_integer,
+    INTEGER: lambda data, _depth: int.from_bytes(data, "little", signed=True),
     OBJECTS: _unpack_objects,
     SET: lambda data, depth: set(_unpack_list(data, depth)),
     FROZENSET: lambda data, depth: frozenset(_unpack_list(data, depth)),
@@ -244,7 +292,7 @@ _UNPACKERS: dict[int, Callable[[Any, int], Any]] = {
 def _decode(frame: bytes, type_: Any) -> Any:
     try:
         return _decoder(type_)(frame)
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed frame: {error}") from None
 
 

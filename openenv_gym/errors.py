@@ -11,7 +11,7 @@
     │  ├─ ConnectionLost (ConnectionError)       a working connection broke
     │  │  └─ SessionLost                         … and the episodes behind it are gone
     │  ├─ ReplyTimeout (TimeoutError)            no reply within the limit
-    │  └─ MessageTooLarge                        a message over the size limit
+    │  └─ MessageTooLarge (RuntimeError)         a message over the size limit
     ├─ ProtocolError
     │  ├─ LocalProtocolError (RuntimeError)      this side broke the rules
     │  ├─ RemoteProtocolError (RuntimeError)     the peer broke them
@@ -20,8 +20,8 @@
     ├─ BatchError (RuntimeError)                 several envs failed in one call
     ├─ FactoryError (RuntimeError)               an environment could not be created
     ├─ ActionError (ValueError)                  actions of the wrong number, shape or value
-    ├─ OptionError (TypeError)                   an unknown option, or one with a bad value
-    └─ SpaceError (TypeError)                    a space or a value that can't be described or built
+    ├─ OptionError (ValueError)                  an unknown option, or one with a bad value
+    └─ SpaceError (ValueError)                   a space or a value that can't be described or built
 
 Misuse of the vector API raises Gymnasium's own classes (``gymnasium.error``). The facts are attributes,
 the sentence is built in ``__str__``, and every error survives pickling.
@@ -33,6 +33,8 @@ import asyncio
 import builtins
 import functools
 import multiprocessing
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium.error
@@ -58,8 +60,17 @@ __all__ = [
     "SpaceError",
     "TransportError",
     "Unauthorized",
+    "batch_error",
+    "ranges",
     "remote_env_error",
 ]
+
+if sys.version_info >= (3, 11):
+    _TimeoutError = TimeoutError  # asyncio's is the same
+else:
+
+    class _TimeoutError(TimeoutError, asyncio.TimeoutError):
+        """Both."""
 
 
 class OpenEnvGymError(Exception):
@@ -84,10 +95,7 @@ class ConnectFailed(TransportError, ConnectionError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return (
-            f"no server at {self.url} ({self.reason}); "
-            "start one with `openenv-gym serve ENV_ID`, or check the URL"
-        )
+        return f"no server at {self.url} ({self.reason}); start one with `openenv-gym serve ENV_ID`, or check the URL"
 
 
 class NotAWebSocket(ConnectFailed):
@@ -102,8 +110,7 @@ class Unauthorized(ConnectFailed):
 
     def __str__(self) -> str:
         return (
-            f"{self.url} refused the token ({self.reason}); "
-            "pass token=… or set OPENENV_GYM_TOKEN to the server's token"
+            f"{self.url} refused the token ({self.reason}); pass token=… or set OPENENV_GYM_TOKEN to the server's token"
         )
 
 
@@ -156,7 +163,7 @@ class SessionLost(ConnectionLost):
         return f"the session on {self.url} is gone ({self.reason}); its envs start anew at the next reset"
 
 
-class ReplyTimeout(TransportError, multiprocessing.TimeoutError, asyncio.TimeoutError):
+class ReplyTimeout(TransportError, multiprocessing.TimeoutError, _TimeoutError):
     """Raised when a reply doesn't come within its limit.
 
     It is a ``multiprocessing.TimeoutError`` because Gymnasium's ``step_wait`` promises that one
@@ -177,7 +184,7 @@ class ReplyTimeout(TransportError, multiprocessing.TimeoutError, asyncio.Timeout
         self.envs = envs
 
     def __str__(self) -> str:
-        who = f" for env {_ranges(self.envs)}" if self.envs else ""
+        who = f" for env {ranges(self.envs)}" if self.envs else ""
         return f"no reply to `{self.phase}`{who} from {self.url} within {self.limit_s:g} second(s)"
 
 
@@ -198,7 +205,10 @@ class MessageTooLarge(TransportError, RuntimeError):
 
     def __str__(self) -> str:
         size = "a message" if self.size is None else f"a message of {self.size:,} bytes"
-        return f"{size} is over the limit of {self.limit:,} bytes; raise {self.setting} on both sides, or trim the observation"
+        return (
+            f"{size} is over the limit of {self.limit:,} bytes; "
+            f"raise {self.setting} on both sides, or trim the observation"
+        )
 
 
 class ProtocolError(OpenEnvGymError):
@@ -227,7 +237,10 @@ class ProtocolVersionError(ProtocolError, RuntimeError):
         self.theirs = theirs
 
     def __str__(self) -> str:
-        return f"this side speaks version {self.ours} of the protocol and the peer version {self.theirs}; upgrade the older one"
+        return (
+            f"this side speaks version {self.ours} of the protocol and the peer version {self.theirs}; "
+            "upgrade the older one"
+        )
 
 
 class RemoteEnvError(OpenEnvGymError, RuntimeError):
@@ -267,6 +280,8 @@ class RemoteEnvError(OpenEnvGymError, RuntimeError):
 class BatchError(OpenEnvGymError, RuntimeError):
     """Raised when more than one env failed in one call.
 
+    If the errors have a builtin or a Gymnasium class in common, it is one of that class too (see `batch_error`).
+
     Attributes:
         failures: the error of each failed env, by env index.
     """
@@ -274,6 +289,9 @@ class BatchError(OpenEnvGymError, RuntimeError):
     def __init__(self, failures: dict[int, Exception]) -> None:
         self.args = (failures,)
         self.failures = failures
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return batch_error, self.args
 
     def __str__(self) -> str:
         return f"{len(self.failures)} envs failed: " + "; ".join(str(e) for e in self.failures.values())
@@ -300,12 +318,17 @@ class ActionError(OpenEnvGymError, ValueError):
     """Raised for actions of the wrong number, shape or value, before anything is sent."""
 
 
-class OptionError(OpenEnvGymError, TypeError):
-    """Raised for an unknown option, or for one with a bad value."""
+class OptionError(OpenEnvGymError, ValueError):
+    """Raised for an unknown option, or for one with a bad value.
+
+    It is no ``TypeError``: to those ``gym.make`` adds the keyword arguments, and so a token.
+    """
 
 
-class SpaceError(OpenEnvGymError, TypeError):
+class SpaceError(OpenEnvGymError, ValueError, RuntimeError):
     """Raised when a space, or a value of it, can't be described, built, trimmed or cast.
+
+    ``SyncVectorEnv`` raises ``RuntimeError`` for envs whose spaces differ.
 
     Attributes:
         path: dotted path of the part at fault, ``""`` for the whole.
@@ -341,21 +364,53 @@ def remote_env_error(
     Returns:
         a `RemoteEnvError`, for example one that is also a ``ValueError``.
     """
-    return _error_class(type)(code, type, message, env_index, traceback)
+    kind = _subclass(RemoteEnvError, "Remote", _known(type).__name__)
+    error: RemoteEnvError = kind(code, type, message, env_index, traceback)
+    return error
+
+
+def batch_error(failures: dict[int, Exception]) -> BatchError:
+    """Build the error for several envs, as a subclass of the builtin or Gymnasium class that their errors share.
+
+    Args:
+        failures: the error of each failed env, by env index.
+
+    Returns:
+        a `BatchError`, for example one that is also a ``ValueError`` because all the errors are.
+    """
+    kind = _subclass(BatchError, "Batch", _shared(failures.values()).__name__)
+    error: BatchError = kind(failures)
+    return error
+
+
+def _known(name: str) -> type[Exception]:
+    """The builtin or Gymnasium exception of this name, or else ``Exception``."""
+    found = getattr(builtins, name, None) or getattr(gymnasium.error, name, None)
+    if not isinstance(found, type) or not issubclass(found, Exception) or name == "ExceptionGroup":
+        return Exception  # an ExceptionGroup can't be made without the exceptions in it
+    return found
+
+
+def _shared(errors: Iterable[Exception]) -> type[Exception]:
+    """The most special builtin or Gymnasium exception that all the errors are, besides `BatchError`'s own bases."""
+    first, *others = errors
+    for kind in type(first).__mro__:
+        known = _known(kind.__name__) is kind and not issubclass(BatchError, kind)
+        if known and all(isinstance(error, kind) for error in others):
+            return kind
+    return Exception
 
 
 @functools.lru_cache(maxsize=256)
-def _error_class(name: str) -> type[RemoteEnvError]:
-    known = getattr(builtins, name, None) or getattr(gymnasium.error, name, None)
-    if not (isinstance(known, type) and issubclass(known, Exception)) or issubclass(RemoteEnvError, known):
-        return RemoteEnvError
-    try:
-        return type(f"Remote{name}", (RemoteEnvError, known), {"__module__": __name__})
-    except TypeError:  # a class whose memory layout can't be combined, such as UnicodeDecodeError
-        return RemoteEnvError
+def _subclass(base: type[Exception], prefix: str, name: str) -> Any:
+    """A subclass of ``base`` and of the exception of that name, or ``base`` itself where it is one already."""
+    known = _known(name)
+    if issubclass(base, known):
+        return base
+    return type(f"{prefix}{name}", (base, known), {"__module__": __name__})
 
 
-def _ranges(indices: tuple[int, ...]) -> str:
+def ranges(indices: Iterable[int]) -> str:
     """``(0, 1, 2, 5)`` as ``0-2, 5``."""
     parts: list[list[int]] = []
     for index in indices:

@@ -17,31 +17,35 @@ from numpy.typing import NDArray
 __all__ = ["merge_infos"]
 
 
-def merge_infos(infos: Iterable[tuple[int, dict[str, Any]]], num_envs: int) -> dict[str, Any]:
+def merge_infos(infos: Iterable[tuple[int, dict[Any, Any]]], num_envs: int) -> dict[Any, Any]:
     """Merge info dicts.
 
     Args:
-        infos: row and info of each env that has one.
+        infos: row and info of each env that has one; a row may come several times, and what comes later counts.
         num_envs: the length of the arrays.
 
     Returns:
-        the vector info; ``{}`` where no env has a key. ``final_obs`` is an object array at any depth.
+        the vector info; ``{}`` where no env has a key. ``final_obs`` is an object array at any depth. A key gets an
+        underscore at its end where its name, or its mask's, is taken.
     """
-    columns: dict[str, list[tuple[int, Any]]] = {}
+    columns: dict[Any, list[tuple[int, Any]]] = {}
     for row, info in infos:
         for key, value in info.items():
             columns.setdefault(key, []).append((row, value))
-    merged: dict[str, Any] = {}
-    for key, column in columns.items():
-        name = f"{key}_" if isinstance(key, str) and key.startswith("_") and key[1:] in columns else key
-        mask = np.zeros(num_envs, dtype=np.bool_)
-        mask[[row for row, _ in column]] = True
-        merged[name] = _merge_column(key, column, num_envs)
-        merged[f"_{name}"] = mask
+    merged: dict[Any, Any] = {}
+    # Gymnasium lets a mask and a key of the same name overwrite each other. Here usual keys come first and keep their
+    # names, and those that look like masks are renamed.
+    for key in sorted(columns, key=lambda key: str(key).startswith("_")):
+        name = key
+        while name in merged or f"_{name}" in merged:
+            name = f"{name}_"
+        merged[name] = _merge_column(key, columns[key], num_envs)
+        merged[f"_{name}"] = mask = np.zeros(num_envs, dtype=np.bool_)
+        mask[[row for row, _ in columns[key]]] = True
     return merged
 
 
-def _merge_column(key: str, column: list[tuple[int, Any]], num_envs: int) -> Any:
+def _merge_column(key: Any, column: list[tuple[int, Any]], num_envs: int) -> Any:
     if key != "final_obs":
         if all(isinstance(value, dict) for _, value in column):
             return merge_infos(column, num_envs)
@@ -60,6 +64,7 @@ def _merge_column(key: str, column: list[tuple[int, Any]], num_envs: int) -> Any
 def _common_dtype(values: list[Any]) -> np.dtype[Any] | None:
     """A dtype for all values, or None where only ``object`` will do."""
     first = values[0]
+    dtypes: set[np.dtype[Any]]
     if isinstance(first, np.ndarray):
         if not all(isinstance(v, np.ndarray) and v.shape == first.shape for v in values):
             return None
@@ -71,7 +76,10 @@ def _common_dtype(values: list[Any]) -> np.dtype[Any] | None:
     if len(dtypes) == 1:
         return dtypes.pop()
     kinds = {dtype.kind for dtype in dtypes}
-    return np.result_type(*dtypes) if kinds <= set("iufc") or kinds in ({"U"}, {"S"}) else None
+    common: np.dtype[Any] | None = None
+    if kinds <= set("iufc") or kinds in ({"U"}, {"S"}):
+        common = np.result_type(*dtypes)
+    return common
 
 
 def _fill_exactly(array: NDArray[Any], column: list[tuple[int, Any]]) -> bool:
@@ -79,8 +87,15 @@ def _fill_exactly(array: NDArray[Any], column: list[tuple[int, Any]]) -> bool:
     try:
         for row, value in column:
             array[row] = value
-            if array.dtype.kind == "f" and isinstance(value, (int, np.integer)) and int(array[row]) != value:
+            if array.dtype.kind in "fc" and not _is_exact(array[row], value):
                 return False
     except OverflowError:
         return False
     return True
+
+
+def _is_exact(written: Any, value: Any) -> bool:
+    """Whether an integer, or an array of them, is still the same as a float."""
+    if np.asarray(value).dtype.kind not in "iuO":
+        return True
+    return bool(np.all(np.asarray(written).real.astype(object) == np.asarray(value).astype(object)))

@@ -82,14 +82,18 @@ SUBPROTOCOL: Final = "openenv-gym.v1"
 WINDOW: Final = 8
 """Requests that a client may have without a reply, and so replies that a server keeps for a resume."""
 
-_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?bBhHiIlLqQefdFD"}
+_DTYPES = {np.dtype(code).str: np.dtype(np.dtype(code).str) for code in "?bBhHiIlLqQefdFD"}
+# By their strings, because "q" would give a longlong where envs expect an int64.
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True, tag_field="tag"):
-    """Base of all structs on the wire: immutable, and sent as an array."""
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="tag"):
+    """Base of all structs on the wire: immutable, and sent as an array.
+
+    A subclass inherits all of that; each repeats ``frozen=True`` because type checkers look for it there.
+    """
 
 
-class Array(Message, tag=0):
+class Array(Message, frozen=True, tag=0):
     """An array as its dtype, shape and raw little-endian bytes.
 
     Attributes:
@@ -110,15 +114,19 @@ class Array(Message, tag=0):
             array: any shape, of a boolean or numeric dtype.
 
         Raises:
-            TypeError: for any other dtype.
+            TypeError: for any other dtype, and for a masked array.
         """
-        if array.dtype.str not in _DTYPES:
-            array = array.astype(array.dtype.newbyteorder("<"))
-            if array.dtype.str not in _DTYPES:
+        name = array.dtype.str
+        if name not in _DTYPES:
+            name = name.replace(">", "<")
+            if name not in _DTYPES:
                 raise TypeError(f"an array of dtype {array.dtype} can't be sent")
+            array = array.astype(name)
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError("a masked array can't be sent")
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
-        return cls(array.dtype.str, array.shape, array.data)
+        return cls(name, array.shape, array.data)
 
     def numpy(self) -> NDArray[Any]:
         """The array, read-only where it is a view of a frame.
@@ -129,13 +137,13 @@ class Array(Message, tag=0):
         dtype = _DTYPES.get(self.dtype)
         if dtype is None:
             raise ValueError(f"unknown dtype {self.dtype!r}")
-        # numpy refuses negative sizes and any mismatch between shape and bytes, and allocates nothing here.
+        # numpy refuses any mismatch between shape and bytes, and allocates nothing here.
         if min(self.shape, default=0) < 0:
             raise ValueError(f"negative size in shape {self.shape}")
         return np.frombuffer(self.data, dtype).reshape(self.shape)
 
 
-class Values(Message, tag=1):
+class Values(Message, frozen=True, tag=1):
     """One packed value for each env, for spaces without a fixed shape (Text, Sequence, Graph, OneOf).
 
     Attributes:
@@ -152,7 +160,7 @@ Batch: TypeAlias = list[Array | Values]
 # ---------------------------------------------------------------------------------------------- opening
 
 
-class Hello(Message, tag=10, kw_only=True):
+class Hello(Message, frozen=True, tag=10, kw_only=True):
     """Asks for a session. The first message of a connection, instead of `Resume`.
 
     Attributes:
@@ -178,7 +186,7 @@ class Hello(Message, tag=10, kw_only=True):
     max_message_bytes: int | None = None
 
 
-class Welcome(Message, tag=11, kw_only=True):
+class Welcome(Message, frozen=True, tag=11, kw_only=True):
     """Grants a session.
 
     Attributes:
@@ -210,7 +218,7 @@ class Welcome(Message, tag=11, kw_only=True):
     autoreset_mode: str | None = None
 
 
-class Resume(Message, tag=12, kw_only=True):
+class Resume(Message, frozen=True, tag=12, kw_only=True):
     """Asks for a session that lost its connection. The first message of a connection, instead of `Hello`.
 
     Attributes:
@@ -226,7 +234,7 @@ class Resume(Message, tag=12, kw_only=True):
     received: int
 
 
-class Resumed(Message, tag=13, kw_only=True):
+class Resumed(Message, frozen=True, tag=13, kw_only=True):
     """Grants `Resume`; the replies after `Resume.received` follow as they are ready.
 
     Attributes:
@@ -239,7 +247,7 @@ class Resumed(Message, tag=13, kw_only=True):
 # --------------------------------------------------------------------------------------------- requests
 
 
-class Numbered(Message):
+class Numbered(Message, frozen=True):
     """Base of requests and replies: both carry the request's id.
 
     Attributes:
@@ -249,7 +257,7 @@ class Numbered(Message):
     id: int
 
 
-class Reset(Numbered, tag=20):
+class Reset(Numbered, frozen=True, tag=20):
     """Resets envs, manually: pending autoresets of theirs are forgotten.
 
     Attributes:
@@ -263,7 +271,7 @@ class Reset(Numbered, tag=20):
     options: list[Any] | None
 
 
-class Step(Numbered, tag=21):
+class Step(Numbered, frozen=True, tag=21):
     """Steps envs.
 
     Attributes:
@@ -278,7 +286,7 @@ class Step(Numbered, tag=21):
     autoreset: str | None
 
 
-class Call(Numbered, tag=22):
+class Call(Numbered, frozen=True, tag=22):
     """Calls a method that the server allows, or reads the attribute of that name if it isn't callable.
 
     Attributes:
@@ -294,7 +302,7 @@ class Call(Numbered, tag=22):
     kwargs: dict[str, Any]
 
 
-class Get(Numbered, tag=23):
+class Get(Numbered, frozen=True, tag=23):
     """Reads an attribute of plain data.
 
     Attributes:
@@ -306,7 +314,7 @@ class Get(Numbered, tag=23):
     name: str
 
 
-class Set(Numbered, tag=24):
+class Set(Numbered, frozen=True, tag=24):
     """Sets an attribute that the server allows.
 
     Attributes:
@@ -322,7 +330,7 @@ class Set(Numbered, tag=24):
     force: bool = True
 
 
-class Render(Numbered, tag=25):
+class Render(Numbered, frozen=True, tag=25):
     """Renders envs.
 
     Attributes:
@@ -332,7 +340,7 @@ class Render(Numbered, tag=25):
     slots: list[int] | None
 
 
-class State(Numbered, tag=26):
+class State(Numbered, frozen=True, tag=26):
     """Reads envs' state: episode id and step count, as OpenEnv's ``state`` does.
 
     Attributes:
@@ -342,14 +350,14 @@ class State(Numbered, tag=26):
     slots: list[int] | None
 
 
-class Close(Numbered, tag=27):
+class Close(Numbered, frozen=True, tag=27):
     """Ends the session and closes its envs."""
 
 
 # ---------------------------------------------------------------------------------------------- replies
 
 
-class EnvFailure(Message):
+class EnvFailure(Message, frozen=True):
     """What one env raised; its row in the reply holds no data.
 
     Attributes:
@@ -367,7 +375,7 @@ class EnvFailure(Message):
     traceback: str | None = None
 
 
-class FinalRows(Message):
+class FinalRows(Message, frozen=True):
     """How episodes ended whose envs were reset in the same step (``SameStep``).
 
     Attributes:
@@ -378,10 +386,10 @@ class FinalRows(Message):
 
     positions: list[int]
     observations: Batch
-    infos: list[dict[str, Any]]
+    infos: list[dict[Any, Any]]
 
 
-class Observed(Numbered, tag=30):
+class Observed(Numbered, frozen=True, tag=30):
     """Reply to `Reset`, with the envs in the request's order.
 
     Attributes:
@@ -392,12 +400,12 @@ class Observed(Numbered, tag=30):
     """
 
     observations: Batch
-    infos: dict[int, dict[str, Any]]
+    infos: dict[int, dict[Any, Any]]
     failures: list[EnvFailure]
     unseeded: bool = False
 
 
-class Stepped(Numbered, tag=31):
+class Stepped(Numbered, frozen=True, tag=31):
     """Reply to `Step`, with the envs in the request's order.
 
     Attributes:
@@ -414,12 +422,12 @@ class Stepped(Numbered, tag=31):
     rewards: Array
     terminated: Array
     truncated: Array
-    infos: dict[int, dict[str, Any]]
+    infos: dict[int, dict[Any, Any]]
     final: FinalRows | None
     failures: list[EnvFailure]
 
 
-class Returned(Numbered, tag=32):
+class Returned(Numbered, frozen=True, tag=32):
     """Reply to `Call`, `Get`, `Set`, `Render` and `State`.
 
     Attributes:
@@ -431,11 +439,11 @@ class Returned(Numbered, tag=32):
     failures: list[EnvFailure]
 
 
-class Closed(Numbered, tag=33):
+class Closed(Numbered, frozen=True, tag=33):
     """Reply to `Close`."""
 
 
-class Failed(Numbered, tag=34):
+class Failed(Numbered, frozen=True, tag=34):
     """The request, or with id 0 the opening, could not be run at all; nothing was changed.
 
     Attributes:

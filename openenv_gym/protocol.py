@@ -16,7 +16,7 @@ So each step is executed exactly once, however often the connection breaks. A re
 Client states::
 
     NEW ─hello→ OPENING ─welcome→ READY ─lost→ LOST ─resume→ OPENING ─resumed→ READY
-    OPENING ─failed→ CLOSED     LOST ─failed→ CLOSED     any ─close→ CLOSED
+    OPENING ─lost→ LOST     OPENING ─refused→ CLOSED     any ─close→ CLOSED
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ class ClientState(enum.Enum):
 
 _MOVES: Final = {
     ClientState.NEW: {"hello": ClientState.OPENING},
-    ClientState.OPENING: {"answer": ClientState.READY, "lost": ClientState.LOST},
+    ClientState.OPENING: {
+        "send": ClientState.OPENING,
+        "answer": ClientState.READY,
+        "refused": ClientState.CLOSED,
+        "lost": ClientState.LOST,
+    },
     ClientState.READY: {"send": ClientState.READY, "receive": ClientState.READY, "lost": ClientState.LOST},
     ClientState.LOST: {"send": ClientState.LOST, "resume": ClientState.OPENING, "lost": ClientState.LOST},
     ClientState.CLOSED: {"lost": ClientState.CLOSED},
@@ -77,9 +82,9 @@ class ClientProtocol:
 
     def resume(self) -> bytes:
         """The first frame on a new connection after the old one broke."""
-        self._move("resume")
         if self.welcome is None:
             raise LocalProtocolError("a session that was never welcomed can't be resumed")
+        self._move("resume")
         return codec.encode(
             Resume(
                 version=PROTOCOL_VERSION,
@@ -104,18 +109,21 @@ class ClientProtocol:
         """
         answer = codec.decode_answer(frame)
         if isinstance(answer, Failed):
-            self.state = ClientState.CLOSED
+            self._move("refused")
             if answer.code == "VERSION_MISMATCH":
                 raise ProtocolVersionError(PROTOCOL_VERSION, answer.facts.get("version", 0))
             return answer
-        if isinstance(answer, Welcome) and answer.version != PROTOCOL_VERSION:
-            self.state = ClientState.CLOSED
-            raise ProtocolVersionError(PROTOCOL_VERSION, answer.version)
         if isinstance(answer, Welcome) is not (self.welcome is None):
             raise RemoteProtocolError(f"unexpected {type(answer).__name__}")
-        self._move("answer")
         if isinstance(answer, Resumed):
+            if not self.received <= answer.received <= self._last_id:
+                raise RemoteProtocolError(f"the server says that it received request {answer.received}")
+            self._move("answer")
             return [frame for id, frame in self.pending.items() if id > answer.received]
+        if answer.version != PROTOCOL_VERSION:
+            self._move("refused")
+            raise ProtocolVersionError(PROTOCOL_VERSION, answer.version)
+        self._move("answer")
         self.welcome = answer
         return list(self.pending.values())
 
@@ -126,17 +134,21 @@ class ClientProtocol:
             request: its own id is ignored.
 
         Returns:
-            its id and its frame. While the connection is lost the frame goes out after the resume.
+            its id and its frame. Unless the session is ready, the frame is among those that `answer` will return.
 
         Raises:
-            LocalProtocolError: if the session isn't open, or `WINDOW` requests have no reply yet.
+            LocalProtocolError: if the session isn't open, `WINDOW` requests have no reply yet, or the request can't be
+                encoded.
             MessageTooLarge: if the server wouldn't read it; the session goes on without it.
         """
         self._move("send")
         if len(self.pending) >= WINDOW:
             raise LocalProtocolError(f"{WINDOW} requests are without a reply; receive one first")
         id = self._last_id + 1
-        frame = codec.encode(msgspec.structs.replace(request, id=id))
+        try:
+            frame = codec.encode(msgspec.structs.replace(request, id=id))
+        except codec.PackError as error:
+            raise LocalProtocolError(str(error)) from None
         if self.welcome is not None and len(frame) > self.welcome.max_message_bytes:
             raise MessageTooLarge(len(frame), self.welcome.max_message_bytes, "max_message_size_mb")
         self._last_id = id
@@ -153,14 +165,14 @@ class ClientProtocol:
             the reply, or None if nobody waits for it any more.
 
         Raises:
-            RemoteProtocolError: if it is no reply to a request of this session.
+            RemoteProtocolError: if it isn't the reply to this session's next request.
         """
         self._move("receive")
         reply = codec.decode_reply(frame)
         if reply.id <= self.received and reply.id > 0:
             return None  # sent again after a resume, though the first copy had arrived
-        if self.pending.pop(reply.id, None) is None:
-            reason = reply.message if isinstance(reply, Failed) else f"reply {reply.id} belongs to no request"
+        if reply.id != self.received + 1 or self.pending.pop(reply.id, None) is None:
+            reason = reply.message if isinstance(reply, Failed) else f"reply {reply.id} follows reply {self.received}"
             raise RemoteProtocolError(reason)
         self.received = reply.id
         if reply.id in self._abandoned:
@@ -213,7 +225,7 @@ class ServerProtocol:
             RemoteProtocolError: if it is no request, or one is missing before it; the session can go on.
         """
         request = codec.decode_request(frame)
-        if request.id <= self.received:
+        if 0 < request.id <= self.received:
             return None
         if request.id != self.received + 1:
             raise RemoteProtocolError(f"request {request.id} follows request {self.received}")
@@ -224,9 +236,13 @@ class ServerProtocol:
         """A reply's frame, kept in case that the client doesn't receive it.
 
         Args:
-            reply: the reply to the request of the same id; replies leave in order.
+            reply: the reply to the request of the same id; replies leave in order. Where it can't be encoded, the frame
+                is that of a `Failed` which says so: every request has a reply.
         """
-        frame = codec.encode(reply)
+        try:
+            frame = codec.encode(reply)
+        except codec.PackError as error:
+            frame = codec.encode(Failed(reply.id, "SERIALIZATION_ERROR", "PackError", str(error)))
         self.replies[reply.id] = frame
         self.replies.pop(reply.id - WINDOW, None)
         return frame
@@ -241,9 +257,10 @@ class ServerProtocol:
             the frames of `Resumed` and of the replies that the client misses, in order.
 
         Raises:
-            RemoteProtocolError: if a reply that the client misses is no longer kept.
+            RemoteProtocolError: if a reply that the client misses is no longer kept, or it claims one that wasn't made.
         """
-        missing = range(received + 1, max(self.replies, default=received) + 1)
-        if received > self.received or any(id not in self.replies for id in missing):
-            raise RemoteProtocolError(f"reply {received + 1} is no longer kept")
+        last = max(self.replies, default=0)
+        missing = range(received + 1, last + 1)
+        if received > last or any(id not in self.replies for id in missing):
+            raise RemoteProtocolError(f"reply {received + 1} isn't kept")
         return [codec.encode(Resumed(received=self.received)), *(self.replies[id] for id in missing)]

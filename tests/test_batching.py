@@ -1,0 +1,606 @@
+"""openenv_gym.batching: batches equal Gymnasium's of the same values, and each env gets what it would get there."""
+
+import collections
+import contextlib
+import re
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    GraphInstance,
+    MultiBinary,
+    MultiDiscrete,
+    OneOf,
+    Sequence,
+    Text,
+    Tuple,
+)
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from helpers_spaces import NAMED, every_space, identical
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openenv_gym import batching
+from openenv_gym.batching import (
+    ActionReader,
+    BatchReader,
+    BatchWriter,
+    cast_exactly,
+    check_actions,
+    rows_of,
+    to_batch,
+)
+from openenv_gym.codec import decode_reply, decode_request, encode, pack
+from openenv_gym.errors import ActionError, RemoteProtocolError, SpaceError
+from openenv_gym.messages import Array, Observed, Step, Values
+
+INF, NAN = np.inf, np.nan
+ENVS = 4
+UNIT = Box(0, 1, (2,))
+BYTES = Box(0, 255, (2,), np.uint8)
+GRAPH = NAMED["graph"]
+POSE = Dict([("b", UNIT), ("a", Tuple([Discrete(3), Text(4)]))])
+
+
+def samples(space, count=ENVS, seed=7):
+    space.seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gymnasium overflows in samples of the largest integers
+        return [space.sample() for _ in range(count)]
+
+
+def stacked(space, values):
+    """What `SyncVectorEnv` makes of the envs' observations."""
+    return concatenate(space, values, create_empty_array(space, len(values)))
+
+
+def sent(space, values, positions=None):
+    """The batch of these values, after its journey."""
+    writer = BatchWriter(space, len(values))
+    for position, value in enumerate(values):
+        writer.write(position, value)
+    batch = writer.batch(len(values) if positions is None else positions)
+    return decode_reply(encode(Observed(1, batch, {}, []))).observations
+
+
+def arrays_in(value):
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [array for part in value for array in arrays_in(part)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
+def share_memory(a, b):
+    return any(np.shares_memory(x, y) for x in arrays_in(a) for y in arrays_in(b))
+
+
+class TestObservations:
+    @every_space
+    def test_are_what_gymnasium_makes_of_them(self, space):
+        values = samples(space)
+        assert identical(BatchReader(space, ENVS).read([(slice(0, ENVS), sent(space, values))]), stacked(space, values))
+
+    @every_space
+    @pytest.mark.parametrize("rows", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[3], [1], [0, 2]]], ids=str)
+    def test_come_in_parts(self, space, rows):
+        values = samples(space)
+        parts = [(rows_of(some), sent(space, [values[row] for row in some])) for some in rows]
+        reader = BatchReader(space, ENVS)
+        assert identical(reader.read(parts), stacked(space, values))
+        assert identical(stacked(space, [reader.last(row) for row in range(ENVS)]), stacked(space, values))
+
+    @every_space
+    @pytest.mark.parametrize("copy", [True, False])
+    def test_of_some_rows_leave_the_others(self, space, copy):
+        first, second, third = (samples(space, seed=seed) for seed in (1, 2, 3))
+        reader = BatchReader(space, ENVS, copy=copy)
+        reader.read([(slice(0, ENVS), sent(space, first))])
+        read = reader.read([([2, 0], sent(space, [second[2], second[0]]))])
+        assert identical(read, stacked(space, [second[0], first[1], second[2], first[3]]))
+        read = reader.read([(slice(1, 3), sent(space, third[1:3]))])
+        assert identical(read, stacked(space, [second[0], third[1], third[2], first[3]]))
+
+    @every_space
+    def test_belong_to_the_caller(self, space):
+        batch = sent(space, samples(space))
+        reader = BatchReader(space, ENVS)
+        reads = [reader.read([(slice(0, ENVS), batch)]), reader.read([]), reader.read([(slice(0, ENVS), batch)])]
+        expected = stacked(space, samples(space))
+        for number, read in enumerate(reads):
+            assert identical(read, expected)
+            assert not any(share_memory(read, other) for other in reads[:number])
+            for array in arrays_in(read):
+                assert array.flags.writeable
+                array[...] = 0  # as a wrapper may do
+        assert identical(reader.read([]), expected)
+        assert identical(reader.rows(batch, ENVS), [reader.last(row) for row in range(ENVS)])
+
+    @pytest.mark.parametrize("name", ["box", "multi binary", "dict", "robot", "nested"])
+    def test_arrays_own_their_memory(self, name):
+        space = NAMED[name]
+        read = BatchReader(space, ENVS).read([(slice(0, ENVS), sent(space, samples(space)))])
+        assert all(array.flags.owndata for array in arrays_in(read))
+
+    @pytest.mark.parametrize("name", ["box", "discrete", "multi binary grid", "dict ordered", "tuple", "nested"])
+    def test_are_overwritten_without_copy(self, name):
+        space = NAMED[name]
+        reader = BatchReader(space, ENVS, copy=False)
+        first = arrays_in(reader.read([(slice(0, ENVS), sent(space, samples(space, seed=1)))]))
+        second = arrays_in(reader.read([(slice(0, ENVS), sent(space, samples(space, seed=2)))]))
+        assert all(one is other for one, other in zip(first, second, strict=True))
+        assert identical(first, arrays_in(stacked(space, samples(space, seed=2))))
+
+    @every_space
+    def test_single_ones_are_copies(self, space):
+        values = samples(space)
+        batch = sent(space, values)
+        reader = BatchReader(space, ENVS)
+        reader.read([(slice(0, ENVS), batch)])
+        singles = [reader.last(row) for row in range(ENVS)]
+        for others in (reader.rows(batch, ENVS), [reader.last(row) for row in range(ENVS)]):
+            assert identical(others, singles)
+            assert not share_memory(others, singles)
+        assert identical(stacked(space, singles), stacked(space, values))
+        for array in arrays_in(singles):
+            assert array.flags.writeable
+            array[...] = 0
+        assert identical(reader.read([]), stacked(space, values))
+
+    def test_of_no_rows_are_the_last_ones(self):
+        reader = BatchReader(UNIT, 2)
+        assert identical(reader.read([]), np.zeros((2, 2), np.float32))
+
+    @pytest.mark.parametrize("space, kind", [(Discrete(3), np.int64), (Box(0, 1, ()), np.ndarray), (UNIT, np.ndarray)])
+    def test_single_ones_have_the_type_of_a_single_env(self, space, kind):
+        reader = BatchReader(space, 1)
+        reader.read([(slice(0, 1), sent(space, samples(space, 1)))])
+        assert type(reader.last(0)) is kind
+
+    @pytest.mark.parametrize("name", ["robot", "nested", "multi discrete"])
+    def test_nothing_is_looked_up_for_each_step(self, name, monkeypatch):
+        space = NAMED[name]
+        values = samples(space)
+        writer, reader = BatchWriter(space, ENVS), BatchReader(space, ENVS)
+        for function in ("leaves", "leaf_shape", "leaf_dtype"):
+            monkeypatch.setattr(batching, function, None)
+        for position, value in enumerate(values):
+            writer.write(position, value)
+        assert identical(reader.read([(slice(0, ENVS), writer.batch(ENVS))]), stacked(space, values))
+
+
+class TestBatchWriter:
+    def test_keeps_no_reference(self):
+        array, graph = np.ones(2, np.float32), samples(GRAPH, 1)[0]
+        for space, value in [(UNIT, array), (GRAPH, graph)]:
+            writer = BatchWriter(space, 1)
+            writer.write(0, value)
+            before = encode(Observed(1, writer.batch(1), {}, []))
+            for part in arrays_in(value):
+                part[...] = 0
+            assert encode(Observed(1, writer.batch(1), {}, [])) == before
+
+    @every_space
+    @pytest.mark.parametrize("positions", [2, [0], [3, 1], []], ids=str)
+    def test_gives_the_positions_that_are_asked_for(self, space, positions):
+        values = samples(space)
+        chosen = [values[p] for p in (range(positions) if isinstance(positions, int) else positions)]
+        read = BatchReader(space, max(len(chosen), 1)).rows(sent(space, values, positions), len(chosen))
+        if chosen:
+            assert identical(stacked(space, read), stacked(space, chosen))
+        else:
+            assert read == []
+
+    def test_takes_several_threads(self):
+        writer = BatchWriter(POSE, 100)
+        values = samples(POSE, 100)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(writer.write, range(100), values))
+        assert identical(BatchReader(POSE, 100).read([(slice(0, 100), writer.batch(100))]), stacked(POSE, values))
+
+    @pytest.mark.parametrize(
+        "space, value, text",
+        [
+            (BYTES, np.array([300, 1]), "300 of int64 doesn't fit uint8"),
+            (UNIT, np.zeros(3), "a value of shape (3,) doesn't fit shape (2,) of float32"),
+            (POSE, {"b": np.zeros(2)}, "the value has no 'a' (KeyError)"),
+            (POSE, {"b": np.zeros(2), "a": (1,)}, "a: the value has no 1 (IndexError)"),
+            (POSE, {"b": np.zeros(2), "a": None}, "a: the value has no 0 (TypeError)"),
+            (POSE, {"b": np.zeros(2), "a": (0.5, "x")}, "a.0: 0.5 of float64 doesn't fit int64"),
+            (POSE, None, "the value has no 'b' (TypeError)"),
+            (GRAPH, None, f"None isn't a value of {GRAPH}: NoneType instead of a graph"),
+            (Dict(g=GRAPH), {"g": (1,)}, f"g: (1,) isn't a value of {GRAPH}: "),
+        ],
+        ids=lambda value: str(value)[:40],
+    )
+    def test_names_what_does_not_fit(self, space, value, text):
+        with pytest.raises(SpaceError) as caught:
+            BatchWriter(space, 1).write(0, value)
+        assert str(caught.value).startswith(text)
+
+    @pytest.mark.parametrize("value", [2, np.int8(2), np.int64(2), np.uint64(2)])
+    def test_keeps_the_type_of_a_typed_discrete(self, value):
+        writer = BatchWriter(Dict(a=Discrete(3)), 1, typed=True)
+        writer.write(0, {"a": value})
+        (read,) = BatchReader(Dict(a=Discrete(3)), 1).rows(writer.batch(1), 1)
+        assert identical(read, {"a": value})
+
+    def test_casts_a_typed_discrete_that_is_no_integer(self):
+        writer = BatchWriter(Discrete(3), 1, typed=True)
+        writer.write(0, np.array(2.0))
+        assert identical(BatchReader(Discrete(3), 1).rows(writer.batch(1), 1), [np.int64(2)])
+        with pytest.raises(SpaceError, match="doesn't fit int64"):
+            writer.write(0, 1.5)
+
+    def test_packed_values_have_to_be_plain(self):
+        with pytest.raises(TypeError, match=r"note: a value of type builtins.object can't be sent"):
+            BatchWriter(Dict(note=Text(3)), 1).write(0, {"note": object()})
+
+
+class TestCastExactly:
+    @pytest.mark.parametrize(
+        "value, dtype, cast",
+        [
+            ([1, 255], "u1", [1, 255]),
+            ([1.0, 255.0], "u1", [1, 255]),
+            ([True, False], "i8", [1, 0]),
+            ([1, 0], "?", [True, False]),
+            ([1.0, 0.0], "?", [True, False]),
+            (np.array([0.1, 1e-300]), "f4", [np.float32(0.1), 0]),
+            (np.array([2**24 + 1, 0]), "f4", [2**24, 0]),
+            ([NAN, -INF], "f2", [NAN, -INF]),
+            (np.array([-5, 5], ">i4"), "i1", [-5, 5]),
+            ((np.int64(3), 4), "u8", [3, 4]),
+        ],
+        ids=repr,
+    )
+    def test_what_fits(self, value, dtype, cast):
+        assert identical(cast_exactly(value, np.dtype(dtype), (2,)), np.array(cast, dtype))
+
+    @pytest.mark.parametrize(
+        "value, dtype, text",
+        [
+            ([300, 1], "u1", "300 of int64 doesn't fit uint8"),
+            ([1, -1], "u1", "-1 of int64 doesn't fit uint8"),
+            ([1.5, 1], "i8", "1.5 of float64 doesn't fit int64"),
+            ([1, NAN], "i4", "nan of float64 doesn't fit int32"),
+            ([INF, 0], "i4", "inf of float64 doesn't fit int32"),
+            ([1e10, 0], "i4", "10000000000.0 of float64 doesn't fit int32"),
+            ([2, 0], "?", "2 of int64 doesn't fit bool"),
+            ([0.5, 0], "?", "0.5 of float64 doesn't fit bool"),
+            (np.array([2**63, 0], "u8"), "i8", "9223372036854775808 of uint64 doesn't fit int64"),
+            ([2**70, 0], "i8", "[1180591620717411303424, 0] of type list doesn't fit int64"),
+            (None, "f4", "None of type NoneType doesn't fit float32"),
+            ([None, 1], "f4", "[None, 1] of type list doesn't fit float32"),
+            ("ab", "f4", "'ab' of type str doesn't fit float32"),
+            (np.array([1j, 0]), "f4", "array([0.+1.j, 0.+0.j]) of type ndarray doesn't fit float32"),
+            ([[1], [2, 3]], "f4", "a ragged value doesn't fit shape (2,) of float32"),
+            ([1], "f4", "a value of shape (1,) doesn't fit shape (2,) of float32"),
+            (1, "f4", "a value of shape () doesn't fit shape (2,) of float32"),
+            ([[1, 2]], "f4", "a value of shape (1, 2) doesn't fit shape (2,) of float32"),
+        ],
+        ids=lambda value: repr(value)[:40],
+    )
+    def test_what_does_not_fit(self, value, dtype, text):
+        with pytest.raises(SpaceError) as caught:
+            cast_exactly(value, np.dtype(dtype), (2,), "robot.arm")
+        assert str(caught.value) == f"robot.arm: {text}"
+
+    def test_gives_its_own_memory(self):
+        array = np.zeros(2)
+        assert not np.shares_memory(cast_exactly(array, array.dtype, (2,)), array)
+
+
+# ------------------------------------------------------------------------------------------- batches of a bad peer
+
+
+def array(*args, **kwargs):
+    return Array.of(np.array(*args, **kwargs))
+
+
+FLOATS = array([[0, 1]], dtype=np.float32)
+UNKNOWN = msgspec.msgpack.Ext(99, b"")
+ONE_OF = OneOf([GRAPH, Discrete(2)])
+MALFORMED = {
+    "no leaf": (UNIT, []),
+    "too many leaves": (UNIT, [FLOATS, FLOATS]),
+    "too few leaves": (POSE, [FLOATS]),
+    "values for an array": (UNIT, [Values([pack(np.zeros(2, np.float32))])]),
+    "an array for values": (Text(3), [FLOATS]),
+    "another dtype": (UNIT, [array([[0, 1]], dtype=np.float64)]),
+    "another kind": (UNIT, [array([[0, 1]], dtype=np.int32)]),
+    "another shape": (UNIT, [array([[0, 1, 2]], dtype=np.float32)]),
+    "another axis": (UNIT, [array([0, 1], dtype=np.float32)]),
+    "too many rows": (UNIT, [array([[0, 1], [0, 1]], dtype=np.float32)]),
+    "no axes": (Discrete(2), [array(1)]),
+    "too many values": (Text(3), [Values(["a", "b"])]),
+    "no values": (Text(3), [Values([])]),
+    "bytes that don't fit": (UNIT, [Array("<f4", (1, 2), memoryview(b"\0" * 7))]),
+    "negative size": (UNIT, [Array("<f4", (-1, 2), memoryview(b""))]),
+    "unknown dtype": (UNIT, [Array("|O8", (1, 2), memoryview(b"\0" * 16))]),
+    "unknown extension": (Text(3), [Values([UNKNOWN])]),
+    "graph of nothing": (GRAPH, [Values([None])]),
+    "graph of a string": (GRAPH, [Values(["abc"])]),
+    "graph, too short": (GRAPH, [Values([pack((1, 2))])]),
+    "graph, too long": (GRAPH, [Values([pack((1, 2, 3, 4))])]),
+    "graph of a list": (GRAPH, [Values([[1, 2, 3]])]),
+    "one of none": (ONE_OF, [Values([None])]),
+    "one of nothing": (ONE_OF, [Values([pack(())])]),
+    "one of too many": (ONE_OF, [Values([pack((2, 0))])]),
+    "one of no number": (ONE_OF, [Values([pack(("a", 0))])]),
+    "one of a dict": (ONE_OF, [Values([{}])]),
+    "one of a broken graph": (ONE_OF, [Values([pack((0, 5))])]),
+    "sequence of no graphs": (Sequence(GRAPH), [Values([pack((1,))])]),
+    "sequence that can't be walked": (Sequence(GRAPH), [Values([5])]),
+    "dict in a sequence": (Sequence(Dict(g=GRAPH)), [Values([pack(({"h": 1},))])]),
+    "no dict in a sequence": (Sequence(Dict(g=GRAPH)), [Values([pack((1,))])]),
+    "tuple in a sequence": (Sequence(Tuple([GRAPH])), [Values([pack(((),))])]),
+}
+EVERY_MALFORMED = pytest.mark.parametrize("space, batch", MALFORMED.values(), ids=MALFORMED)
+
+
+class TestMalformedBatches:
+    @EVERY_MALFORMED
+    def test_are_refused_and_change_nothing(self, space, batch):
+        reader = BatchReader(space, 1)
+        before = reader.read([(slice(0, 1), sent(space, samples(space, 1)))])
+        for read in (lambda: reader.read([(slice(0, 1), batch)]), lambda: reader.rows(batch, 1)):
+            with pytest.raises(RemoteProtocolError):
+                read()
+        assert identical(reader.read([]), before)
+
+    @pytest.mark.parametrize("items", [[1.5], ["1"], [True], [None], [[1]], [1, 2], [], [pack(np.float32(1))]], ids=str)
+    def test_typed_discretes_are_integers(self, items):
+        with pytest.raises(RemoteProtocolError):
+            BatchReader(Discrete(3), 1).rows([Values(items)], 1)
+        with pytest.raises(RemoteProtocolError):
+            BatchReader(Discrete(3), 1).read([(slice(0, 1), [Values([1])])])
+
+    @pytest.mark.parametrize("name", ["robot", "graph", "one of", "sequence stacked", "graph of dicts", "nested"])
+    @given(data=st.data())
+    @settings(deadline=None, max_examples=60)
+    def test_mutated_frames_raise_nothing_else(self, name, data):
+        space = NAMED.get(name, GRAPH)
+        frame = bytearray(encode(Observed(1, sent(space, samples(space, 2)), {}, [])))
+        for _ in range(data.draw(st.integers(1, 3))):
+            frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+        with contextlib.suppress(RemoteProtocolError):
+            reply = decode_reply(bytes(frame))
+            if isinstance(reply, Observed):
+                BatchReader(space, 2).read([(slice(0, 2), reply.observations)])
+
+
+# --------------------------------------------------------------------------------------------------------- actions
+
+
+def received(space, actions, count=ENVS, rows=None):
+    """What the envs of some rows get."""
+    batch = to_batch(check_actions(space, actions, count), slice(0, count) if rows is None else rows)
+    request = decode_request(encode(Step(1, None, batch, None)))
+    return ActionReader(space).read(request.actions, count if rows is None else len(rows))
+
+
+class Tensor:
+    """Like a tensor of another library."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+class TestActions:
+    @every_space
+    def test_arrive_as_gymnasium_hands_them_out(self, space):
+        batched = batch_space(space, ENVS)
+        (actions,) = samples(batched, 1)
+        if space in (Dict({}), Tuple([])):  # of which gymnasium makes no actions at all
+            assert received(space, actions) == [actions] * ENVS
+        else:
+            assert identical(received(space, actions), list(iterate(batched, actions)))
+
+    @every_space
+    def test_go_to_the_rows_that_are_asked_for(self, space):
+        (actions,) = samples(batch_space(space, ENVS), 1)
+        everything = received(space, actions)
+        assert identical(received(space, actions, rows=[3, 1]), [everything[3], everything[1]])
+
+    @pytest.mark.parametrize(
+        "space", [UNIT, Discrete(3), MultiDiscrete([2, 3]), MultiBinary(2), Text(3), GRAPH, NAMED["one of"]]
+    )
+    @pytest.mark.parametrize("make", [list, tuple, collections.deque])
+    def test_can_be_a_sequence_of_single_ones(self, space, make):
+        actions = make(samples(space))
+        assert identical(received(space, actions), list(actions))
+
+    @pytest.mark.parametrize(
+        "space, actions, arrive",
+        [
+            (Discrete(3), [2, 0], [2, 0]),
+            (Discrete(3), (True, np.int8(1)), [True, np.int8(1)]),
+            (Discrete(3), range(2), [0, 1]),
+            (Discrete(3), np.array([2, 0], np.int32), [np.int32(2), np.int32(0)]),
+            (Discrete(3), np.array([2, None], object), [2, None]),
+            (Discrete(3), Tensor([2, 0]), [np.int64(2), np.int64(0)]),
+            (Discrete(3), [None, "left"], [None, "left"]),  # what an env takes is its own affair
+            (UNIT, np.ones((2, 2)), [np.ones(2), np.ones(2)]),  # float64 stays float64
+            (UNIT, np.array([[INF, 0], [0, -INF]]), [np.array([INF, 0.0]), np.array([0.0, -INF])]),
+            (UNIT, [[0, 1], [0.5, 1.0]], [[0, 1], [0.5, 1.0]]),
+            (UNIT, [(0, 1), np.zeros(2, np.float32)], [(0, 1), np.zeros(2, np.float32)]),
+            (UNIT, Tensor([[0.0, 1.0], [1.0, 0.0]]), [np.array([0.0, 1.0]), np.array([1.0, 0.0])]),
+            (Text(3), np.array(["ab", "c"]), [np.str_("ab"), np.str_("c")]),
+            (POSE, {"b": np.zeros((2, 2)), "a": ([1, 2], ["x", "y"]), "more": 1},
+             [{"a": (1, "x"), "b": np.zeros(2)}, {"a": (2, "y"), "b": np.zeros(2)}]),
+        ],
+        ids=lambda value: str(value)[:40],
+    )  # fmt: skip
+    def test_keep_their_types(self, space, actions, arrive):
+        result = received(space, actions, 2)
+        if space is POSE:  # the order of keys is that of the batched space
+            assert [list(action) for action in result] == [list(batch_space(POSE, 2).spaces)] * 2
+            result = [{"a": action["a"], "b": action["b"]} for action in result]
+        assert identical(result, arrive)
+
+    def test_can_be_an_array_of_objects(self):
+        actions = np.empty(2, object)
+        actions[:] = [np.zeros(2), [1, 2]]
+        assert identical(received(UNIT, actions, 2), [np.zeros(2), [1, 2]])
+
+    @pytest.mark.parametrize("name", ["box", "discrete", "multi discrete", "box bool"])
+    def test_arrays_travel_as_arrays(self, name):
+        (actions,) = samples(batch_space(NAMED[name], ENVS), 1)
+        assert [type(leaf) for leaf in to_batch(check_actions(NAMED[name], actions, ENVS), slice(0, ENVS))] == [Array]
+
+    @every_space
+    def test_belong_to_the_env(self, space):
+        (actions,) = samples(batch_space(space, ENVS), 1)
+        each = received(space, actions)
+        for number, action in enumerate(each):
+            assert not share_memory(action, actions)
+            assert not any(share_memory(action, other) for other in each[:number])
+            assert all(part.flags.writeable for part in arrays_in(action))
+
+    @every_space
+    def test_are_those_of_the_moment_of_the_call(self, space):
+        (actions,) = samples(batch_space(space, ENVS), 1)
+        batch = to_batch(check_actions(space, actions, ENVS), slice(0, ENVS))
+        frame = encode(Step(1, None, batch, None))
+        for part in arrays_in(actions):
+            part[...] = 0
+        assert encode(Step(1, None, batch, None)) == frame
+
+
+NESTED = Dict(a=Tuple([UNIT, Discrete(2)]))
+
+
+class TestActionErrors:
+    @pytest.mark.parametrize(
+        "space, actions, error, text",
+        [
+            (Discrete(2), [0], ActionError, "1 actions for 2 envs"),
+            (Discrete(2), [0, 1, 0], ActionError, "3 actions for 2 envs"),
+            (Discrete(2), [], ActionError, "0 actions for 2 envs"),
+            (UNIT, np.zeros((3, 2)), ActionError, "3 actions for 2 envs"),
+            (Text(3), ["a"], ActionError, "1 actions for 2 envs"),
+            (NESTED, {"a": (np.zeros((2, 2)), [0])}, ActionError, "1 actions for 'a.1' for 2 envs"),
+            (Discrete(2), 1, TypeError, "Unable to iterate over the following elements: 1"),
+            (Discrete(2), None, TypeError, "Unable to iterate over the following elements: None"),
+            (Discrete(2), np.int64(1), TypeError, "Unable to iterate over the following elements: array(1)"),
+            (Discrete(2), np.array(1), TypeError, "Unable to iterate over the following elements: array(1)"),
+            (Discrete(2), Tensor(1), TypeError, "Unable to iterate over the following elements: array(1)"),
+            (Discrete(2), {0: 1, 1: 0}, TypeError, "Unable to iterate over the following elements: {0: 1, 1: 0}"),
+            (Text(3), "ab", TypeError, "Unable to iterate over the following elements: 'ab'"),
+            (Text(3), b"ab", TypeError, "Unable to iterate over the following elements: b'ab'"),
+            (NESTED, [{}, {}], TypeError, "Unable to iterate over the following elements: [{}, {}] (no 'a' in it)"),
+            (NESTED, {"a": 1}, TypeError, "Unable to iterate over the following elements: 1 (no 0 in it)"),
+            (NESTED, {}, ActionError, "the actions have no 'a.0'"),
+            (NESTED, {"a": (np.zeros((2, 2)),)}, ActionError, "the actions have no 'a.1'"),
+            (UNIT, np.zeros((2, 3)), ActionError, "actions of shape (2, 3), not (2, 2)"),
+            (UNIT, np.zeros(2), ActionError, "actions of shape (2,), not (2, 2)"),
+            (Discrete(2), np.zeros((2, 1), int), ActionError, "actions of shape (2, 1), not (2,)"),
+            (NESTED, {"a": (np.zeros(2), [0, 1])}, ActionError, "actions for 'a.0' of shape (2,), not (2, 2)"),
+            (UNIT, [np.zeros(2), np.zeros(3)], ActionError, "the action of env 1 has shape (3,), not (2,)"),
+            (UNIT, [[0, 1], [0, 1, 2]], ActionError, "the action of env 1 has shape (3,), not (2,)"),
+            (UNIT, [[0, 1], [0, [1]]], ActionError, "the action of env 1 is ragged"),
+            (UNIT, np.array([[0, 1], [NAN, 1]]), ActionError, "the action of env 1 holds NaN"),
+            (UNIT, np.array([[0, 1], [NAN, 1]], np.float16), ActionError, "the action of env 1 holds NaN"),
+            (UNIT, [[0, 1], [0, NAN]], ActionError, "the action of env 1 holds NaN"),
+            (UNIT, [np.array([NAN, 1]), np.zeros(2)], ActionError, "the action of env 0 holds NaN"),
+            (Box(0, 1, ()), [0.5, NAN], ActionError, "the action of env 1 holds NaN"),
+            (Box(0, 1, ()), [0.5, np.float32(NAN)], ActionError, "the action of env 1 holds NaN"),
+            (NESTED, {"a": (np.full((2, 2), NAN), [0, 1])}, ActionError, "the action for 'a.0' of env 0 holds NaN"),
+        ],
+        ids=lambda value: re.sub(r"\s+", " ", str(value))[:40],
+    )
+    def test_come_before_anything_is_sent(self, space, actions, error, text):
+        with pytest.raises(error) as caught:
+            check_actions(space, actions, 2)
+        assert type(caught.value) is error
+        assert str(caught.value) == text
+
+    def test_are_value_errors(self):
+        assert issubclass(ActionError, ValueError)
+
+    def test_of_masked_arrays_come_on_the_callers_thread(self):
+        actions = np.ma.array([0, 1], mask=[True, False])
+        with pytest.raises(TypeError, match="a masked array can't be sent"):
+            to_batch(check_actions(Discrete(2), actions, 2), slice(0, 2))
+
+    @pytest.mark.parametrize(
+        "space, batch",
+        [
+            (UNIT, []),
+            (UNIT, [FLOATS, FLOATS]),
+            (UNIT, [array([[0.0, 1], [0, 1]])]),
+            (UNIT, [array(1)]),
+            (Text(3), [Values([])]),
+            (NESTED, [FLOATS, Values([1, 2])]),
+            *(
+                MALFORMED[name]
+                for name in MALFORMED
+                if name.startswith(("bytes", "negative", "unknown", "graph", "one of"))
+            ),
+        ],
+        ids=lambda value: str(value)[:50],
+    )
+    def test_of_a_bad_peer(self, space, batch):
+        with pytest.raises(RemoteProtocolError):
+            ActionReader(space).read(batch, 1)
+
+
+@pytest.mark.parametrize(
+    "rows, expected",
+    [
+        ([], []),
+        ([2], slice(2, 3)),
+        ([0, 1, 2], slice(0, 3)),
+        (range(1, 4), slice(1, 4)),
+        ([0, 2], [0, 2]),
+        ([1, 0], [1, 0]),
+    ],
+)
+def test_rows_of(rows, expected):
+    assert rows_of(rows) == expected
+
+
+class TestGraphs:
+    """Travel as plain tuples, and are graphs again wherever they are in a space."""
+
+    @pytest.mark.parametrize(
+        "space, wrap",
+        [
+            (GRAPH, lambda graph: graph),
+            (OneOf([Discrete(2), GRAPH]), lambda graph: (np.int64(1), graph)),
+            (Sequence(GRAPH), lambda graph: (graph, graph)),
+            (Sequence(Tuple([Discrete(2), GRAPH])), lambda graph: ((np.int64(0), graph),)),
+            (Sequence(Dict(g=GRAPH, n=Discrete(2))), lambda graph: ({"g": graph, "n": np.int64(1)},)),
+            (Dict(g=GRAPH), lambda graph: {"g": graph}),
+        ],
+        ids=str,
+    )
+    def test_are_restored(self, space, wrap):
+        value = wrap(GraphInstance(np.zeros((1, 2), np.float32), None, None))
+        (read,) = BatchReader(space, 1).rows(sent(space, [value]), 1)
+        assert identical(read, value)
+
+    @pytest.mark.parametrize("value", [[1, 2], (1, 2), None, "x", np.zeros(2)], ids=repr)
+    def test_other_values_pass_as_they_are(self, value):
+        space = Sequence(Discrete(3))
+        (read,) = BatchReader(space, 1).rows(sent(space, [value]), 1)
+        assert identical(read, value)
+
+
+def test_a_subclass_of_dict_is_one_value():
+    class Special(Dict):
+        pass
+
+    space = Tuple([Special(a=Discrete(2)), BYTES])
+    value = ({"a": 1}, np.array([1, 255], np.uint8))
+    assert identical(BatchReader(space, 1).read([(slice(0, 1), sent(space, [value]))]), (({"a": 1},), value[1][None]))
