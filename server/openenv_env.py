@@ -1,0 +1,286 @@
+"""An OpenEnv environment on the server, taken by its methods: OpenEnv itself is never imported.
+
+The interface is that of openenv/core/env_server/interfaces.py (``Environment``): ``reset`` and ``step``, or
+``reset_async`` and ``step_async``, return an observation with ``reward``, ``done`` and ``metadata``; ``state`` is a
+property.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from pydantic import BaseModel, ValidationError
+
+from openenv_gym.errors import FactoryError, SpaceError
+from openenv_gym.inference import Fields, number_of
+from openenv_gym.server.coroutines import Coroutines
+
+__all__ = ["Models", "OpenEnvEnv", "Pending", "is_openenv", "models_of", "plain", "view"]
+
+_NO_SPACE: Final = spaces.Dict()
+
+
+@dataclass(frozen=True)
+class Models:
+    """The pydantic models of an OpenEnv environment.
+
+    Attributes:
+        action: of its actions.
+        observation: of its observations.
+        state: of its state; None if it wasn't said.
+        reset_observation: of the observation of a reset, where it is another one.
+    """
+
+    action: type[Any]
+    observation: type[Any]
+    state: type[Any] | None = None
+    reset_observation: type[Any] | None = None
+
+
+def is_openenv(env: object) -> bool:
+    """Whether an env, or a class of envs, has OpenEnv's interface."""
+    kind = env if isinstance(env, type) else type(env)
+    if issubclass(kind, (gym.Env, gym.vector.VectorEnv)):
+        return False
+    has = {name: callable(getattr(kind, name, None)) for name in ("reset", "step", "reset_async", "step_async")}
+    return (has["reset"] or has["reset_async"]) and (has["step"] or has["step_async"]) and hasattr(kind, "state")
+
+
+def models_of(env: object, name: str) -> Models:
+    """The models of an environment class: from its generic parameters, else from the hints of its methods.
+
+    Raises:
+        FactoryError: if the class doesn't say them.
+    """
+    kind = env if isinstance(env, type) else type(env)
+    found = [parameter for base in _generic_bases(kind) for parameter in get_args(base) if _is_model(parameter)]
+    if len(found) >= 2:
+        return Models(found[0], found[1], found[2] if len(found) > 2 else None)
+    hinted = [_hinted(kind, method) for method in ("step", "step_async")]
+    action = next((action for action, _ in hinted if action is not None), None)
+    observation = next((observation for _, observation in hinted if observation is not None), None)
+    if action is None or observation is None:
+        missing = "action" if action is None else "observation"
+        raise FactoryError(
+            name,
+            f"{kind.__name__} is an OpenEnv environment, and neither its generic parameters nor the type hints of its "
+            f"step say which class its {missing}s have; in Python, call "
+            f"`openenv_gym.server.create_app({kind.__name__}, MyAction, MyObservation)`, and serve that",
+        )
+    return Models(action, observation)
+
+
+def _generic_bases(kind: type) -> list[Any]:
+    return [base for parent in kind.__mro__ for base in parent.__dict__.get("__orig_bases__", ()) if get_origin(base)]
+
+
+def _is_model(hint: Any) -> bool:
+    """A class with fields of its own; the base class that a method of the interface names says nothing."""
+    return isinstance(hint, type) and issubclass(hint, BaseModel)
+
+
+def _hinted(kind: type, method: str) -> tuple[type[Any] | None, type[Any] | None]:
+    function = getattr(kind, method, None)
+    try:
+        hints = get_type_hints(function)
+        names = [name for name in inspect.signature(function).parameters if name != "self"]  # type: ignore[arg-type]
+    except (TypeError, NameError, ValueError, AttributeError):
+        return None, None
+    action, observation = hints.get(names[0]) if names else None, hints.get("return")
+    return (action if _is_model(action) else None), (observation if _is_model(observation) else None)
+
+
+class Pending:
+    """An action in the batch dialect that isn't the env's yet: it is made on the env's thread, where it may fail."""
+
+    __slots__ = ("make", "value")
+
+    def __init__(self, make: Callable[[Any], Any], value: Any) -> None:
+        self.make = make
+        self.value = value
+
+
+class OpenEnvEnv:
+    """An OpenEnv environment, stepped and reset like a Gymnasium env.
+
+    Args:
+        env: the environment.
+        observation_space: what was inferred or chosen for it; None where nothing could.
+        action_space: the same of its actions.
+
+    Attributes:
+        env: the environment.
+        observation_space: its observation space; an empty Dict where it has none.
+        action_space: its action space.
+        metadata: as of a Gymnasium env.
+        takes_seed: whether its ``reset`` has a ``seed`` parameter.
+        guarded: False: a step without a reset is the environment's own affair, as on OpenEnv's servers.
+        waits: whether its ``reset`` or ``step`` is a coroutine.
+        refusal: pydantic's list of what was wrong, if the last call raised a ``ValidationError``.
+    """
+
+    guarded: Final = False
+
+    def __init__(
+        self,
+        env: Any,
+        observation_space: gym.Space[Any] | None = None,
+        action_space: gym.Space[Any] | None = None,
+    ) -> None:
+        self.env = env
+        self.observation_space: gym.Space[Any] = observation_space if observation_space is not None else _NO_SPACE
+        self.action_space: gym.Space[Any] = action_space if action_space is not None else _NO_SPACE
+        self.metadata: dict[str, Any] = {"render_mode": None, "render_modes": []}
+        self.refusal: list[Any] | None = None
+        self._coroutines = Coroutines()
+        self._reset, reset_waits = self._method("reset")
+        self._step, step_waits = self._method("step")
+        self.waits = reset_waits or step_waits
+        parameters = inspect.signature(self._reset).parameters
+        self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        self._parameters = frozenset(parameters)
+        self.takes_seed = self._takes_all or "seed" in self._parameters
+
+    def _method(self, name: str) -> tuple[Callable[..., Any], bool]:
+        """``reset`` or ``step``, or its async sibling where the environment brings one, and whether it is async."""
+        waiting = getattr(self.env, f"{name}_async", None)
+        if waiting is not None and not _is_default(type(self.env), name):
+            return waiting, True
+        found: Callable[..., Any] = getattr(self.env, name)
+        return found, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment, with those of the options, and the seed, that its ``reset`` has a parameter for."""
+        given = {**(options or {}), **({} if seed is None else {"seed": seed})}
+        taken = {name: value for name, value in given.items() if self._takes_all or name in self._parameters}
+        observation = self._ran(self._reset, **taken)
+        return observation, _info(observation)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        if type(action) is Pending:
+            action = action.make(action.value)
+        observation = self._ran(self._step, action)
+        info = _info(observation)
+        reward = getattr(observation, "reward", None)
+        if not getattr(observation, "done", False):
+            return observation, 0.0 if reward is None else reward, False, False, info
+        truncated = bool(
+            info.get("truncated", info.get("TimeLimit.truncated", getattr(observation, "truncated", False)))
+        )
+        return observation, 0.0 if reward is None else reward, not truncated, truncated, info
+
+    def state(self) -> dict[str, Any]:
+        """The environment's state."""
+        state = self._ran(lambda: self.env.state)
+        if hasattr(state, "model_dump"):
+            dumped: dict[str, Any] = state.model_dump()
+            return dumped
+        return dict(state) if state else {}
+
+    def render(self) -> Any:
+        """Raise: an OpenEnv environment has no such method."""
+        raise NotImplementedError("an OpenEnv environment can't be rendered")
+
+    def close(self) -> None:
+        """Close the environment."""
+        try:
+            close = getattr(self.env, "close", None)
+            if close is not None:
+                self._ran(close)
+        finally:
+            self._coroutines.close()
+
+    def get(self, name: str) -> Any:
+        """An attribute of the environment."""
+        return getattr(self.env, name)
+
+    def set(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of the environment, if it has it or with ``force``."""
+        if not force and not hasattr(self.env, name):
+            return False
+        setattr(self.env, name, value)
+        return True
+
+    def _ran(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the environment, and wait for it if it is async."""
+        self.refusal = None
+        try:
+            result = call(*args, **kwargs)
+            # Told by the result, for an async method may be wrapped; models, the usual case, are told apart at once.
+            if not isinstance(result, BaseModel) and inspect.isawaitable(result):
+                return self._coroutines.run(result)
+            return result  # noqa: TRY300 - the two ways out belong together
+        except ValidationError as error:
+            self.refusal = list(error.errors())
+            raise
+
+
+def _is_default(kind: type, name: str) -> bool:
+    """Whether the async method is that of OpenEnv's base class, which calls the other one: that is abstract there."""
+    definer = next((parent for parent in kind.__mro__ if f"{name}_async" in parent.__dict__), None)
+    return definer is None or getattr(definer.__dict__.get(name), "__isabstractmethod__", False)
+
+
+def _info(observation: Any) -> dict[str, Any]:
+    metadata = getattr(observation, "metadata", None)
+    return metadata if isinstance(metadata, dict) else {}
+
+
+# --------------------------------------------------------------------------------------- values of a space
+
+
+def view(fields: Fields) -> Callable[[Any], Any]:
+    """What reads an observation as a value of the space, touching no field before it is asked for."""
+    if fields.only is not None:
+        only, known = fields.only, fields.labels.get((fields.only,))
+        if known is None and not isinstance(fields.space, spaces.Dict):
+
+            def read(observation: Any) -> Any:
+                try:
+                    return getattr(observation, only)
+                except AttributeError:
+                    return _member(observation, only)  # of a dict, or an error that names it
+
+            return read
+        return lambda observation: _View(observation, fields.labels, ())[only]
+    return lambda observation: _View(observation, fields.labels, ())
+
+
+def _member(value: Any, name: str) -> Any:
+    try:
+        return value[name] if isinstance(value, Mapping) else getattr(value, name)
+    except (KeyError, AttributeError):
+        raise SpaceError(f"the observation has no field {name!r}", path=name) from None
+
+
+@dataclass(slots=True)
+class _View:
+    """A pydantic model or a dict as a mapping of the values in it, with numbers for what they stand for."""
+
+    value: Any
+    labels: Mapping[tuple[str, ...], tuple[Any, ...]]
+    path: tuple[str, ...] = field(default=())
+
+    def __getitem__(self, name: str) -> Any:
+        member, path = _member(self.value, name), (*self.path, name)
+        known = self.labels.get(path)
+        if known is not None:
+            return number_of(member.value if isinstance(member, Enum) else member, known, path)
+        return _View(member, self.labels, path) if isinstance(member, (Mapping, BaseModel)) else member
+
+
+def plain(value: Any) -> Any:
+    """An action of the space as plain data."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value

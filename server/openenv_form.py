@@ -1,0 +1,232 @@
+"""How an OpenEnv environment's values travel: exactly as on OpenEnv's own servers, or as arrays in the batch dialect.
+
+What a client trimmed away is never dumped; what doesn't fit the environment's action model is refused with pydantic's
+own list of errors. Two things are better here on purpose: numpy arrays in an observation are sent as lists, where
+OpenEnv's servers fail after the step was taken, and an action whose validator raises costs an error reply, not the
+session.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from openenv_gym.errors import SpaceError
+from openenv_gym.inference import Fields
+from openenv_gym.messages import Batch, Values
+from openenv_gym.server.encoding import BatchEncoding, Writer
+from openenv_gym.server.json_form import ActionRefused, JsonEncoding, Trimming
+from openenv_gym.server.openenv_env import Models, Pending, plain, view
+
+__all__ = ["OpenEnvBatchEncoding", "OpenEnvForm"]
+
+_ENDS: Final = frozenset({"reward", "done"})
+
+
+class OpenEnvForm:
+    """The form of an OpenEnv environment; see `openenv_gym.server.json_form.JsonForm`.
+
+    Args:
+        models: its pydantic models.
+        trimming: what to send.
+
+    Raises:
+        SpaceError: if the trimming names what isn't there, or can't be done for models.
+    """
+
+    exact = True
+
+    def __init__(self, models: Models, trimming: Trimming | None = None) -> None:
+        trimming = trimming or Trimming()
+        if trimming.obs_dtype is not None:
+            raise SpaceError("obs_dtype is for spaces; the fields of an OpenEnv environment are sent as they are")
+        self._models = models
+        self._tools = _tool_models(models.action)
+        self._include = None if trimming.include is None else _nested(models, trimming.include)
+        self._exclude: dict[str, Any] = {**_nested(models, trimming.exclude or ()), "reward": True, "done": True}
+        self._info_keys = None if trimming.info_keys is None else frozenset(trimming.info_keys)
+
+    def action(self, data: dict[str, Any]) -> Any:
+        """See `JsonForm.action`. Tools of the Model Context Protocol are called with actions of their own type."""
+        try:
+            kind = data.get("type")
+            model = self._tools.get(kind, self._models.action) if isinstance(kind, str) else self._models.action
+            return model.model_validate(data)
+        except ValidationError as error:
+            raise ActionRefused([{**problem} for problem in error.errors()]) from None
+
+    def observation(self, value: Any) -> dict[str, Any]:
+        """All of a result's data, encoded piece by piece: here an observation holds its reward and end as well."""
+        dumped = value.model_dump(include=self._include, exclude=self._exclude)
+        metadata = value.metadata
+        if self._info_keys is not None:
+            metadata = {key: item for key, item in metadata.items() if key in self._info_keys}
+            if "metadata" in dumped:
+                dumped["metadata"] = metadata
+        result = {"observation": _raw(dumped), "reward": _raw(value.reward), "done": value.done}
+        return {**result, "metadata": _raw(metadata)} if metadata else result
+
+    def info(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Nothing: it is part of `observation`."""
+        return {}
+
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """See `JsonForm.schemas`."""
+        models = self._models
+        state = models.state or _state_beside(models.observation)
+        return {
+            "action": models.action.model_json_schema(),
+            "observation": models.observation.model_json_schema(),
+            "state": _State.model_json_schema() if state is None else state.model_json_schema(),
+            "reset_observation": (models.reset_observation or models.observation).model_json_schema(),
+        }
+
+    def encoding(self) -> JsonEncoding:
+        """The encoding of this form."""
+        return _OpenEnvEncoding(self)
+
+
+class _State(BaseModel):
+    """Internal state of the environment, beside its observations."""
+
+    model_config = ConfigDict(title="State", extra="allow")
+
+    episode_id: str | None = Field(default=None, description="The current episode's name.")
+    step_count: int = Field(default=0, ge=0, description="Steps taken in the current episode.")
+
+
+_TOOLS: Final = {"ListToolsAction": "list_tools", "CallToolAction": "call_tool"}
+
+
+def _tool_models(declared: type[Any]) -> dict[str, type[Any]]:
+    """OpenEnv's own tool actions by their ``type``, if the declared model is its base class of actions or one of them.
+
+    An environment looks at an action's class, so it must be OpenEnv's. Whoever has the base class has imported the
+    module beside it too. See openenv/core/env_server/serialization.py, ``_deserialize_mcp_action``.
+    """
+    package, _, module = declared.__module__.rpartition(".")
+    if module not in {"types", "mcp_types"} or declared.__name__ not in {"Action", *_TOOLS}:
+        return {}
+    found = vars(sys.modules.get(f"{package}.mcp_types", object))
+    return {kind: found[name] for name, kind in _TOOLS.items() if name in found}
+
+
+def _state_beside(observation: type[Any]) -> type[Any] | None:
+    """OpenEnv's own base class of states, found in the module that has the base class of this observation."""
+    base = next((kind for kind in observation.__mro__ if kind.__name__ == "Observation"), None)
+    module = None if base is None else sys.modules.get(base.__module__)
+    found: type[Any] | None = getattr(module, "State", None)
+    return found if hasattr(found, "model_json_schema") else None
+
+
+def _nested(models: Models, paths: Sequence[str]) -> dict[str, Any]:
+    """Dotted paths as ``model_dump`` takes them."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        name, *rest = path.split(".")
+        known = {**models.observation.model_fields, **(models.reset_observation or models.observation).model_fields}
+        if name not in known:
+            raise SpaceError(f"the observation has no field {name!r}, only {sorted(set(known) - _ENDS)}", path=path)
+        if not rest:
+            tree[name] = True
+            continue
+        branch = tree.setdefault(name, {})
+        for inner in rest[:-1]:
+            branch = branch.setdefault(inner, {}) if branch is not True else True
+        if branch is not True:
+            branch[rest[-1]] = True
+    return tree
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(to_json(value, inf_nan_mode="null"))
+    except PydanticSerializationError as error:
+        try:
+            return msgspec.Raw(to_json(value, inf_nan_mode="null", fallback=_listed))
+        except PydanticSerializationError:
+            raise error from None
+
+
+def _listed(value: Any) -> Any:
+    """What pydantic can't serialize: numpy's values, and nothing else."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufUO":
+        return value.tolist()
+    raise TypeError(f"no value of {type(value)}")
+
+
+class _OpenEnvEncoding(JsonEncoding):
+    def writer(self, count: int, *, final: bool = False) -> Any:
+        return _Results(self.form, count)
+
+    def info(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def value(self, value: Any) -> Any:
+        return _raw(value)
+
+
+class _Results:
+    """Holds results; several threads may write at the same time, each its own positions."""
+
+    def __init__(self, form: Any, count: int) -> None:
+        self._form = form
+        self._items: list[Any] = [None] * count
+
+    def write(self, position: int, value: Any) -> None:
+        self._items[position] = self._form.observation(value)
+
+    def batch(self, positions: int | list[int]) -> Batch:
+        numbers = range(positions) if isinstance(positions, int) else positions
+        return [Values([self._items[number] for number in numbers])]
+
+
+class OpenEnvBatchEncoding(BatchEncoding):
+    """The batch dialect's encoding of an OpenEnv environment: fields straight into arrays, actions through the model.
+
+    Args:
+        observation: how observations make up values of their space.
+        action: how values of the action space make up actions.
+        model: the actions' pydantic model.
+        observation_space: the part of the observation space that the client sees.
+        info_keys: info keys to send; None for all.
+    """
+
+    def __init__(
+        self,
+        observation: Fields,
+        action: Fields,
+        model: type[Any],
+        observation_space: Any,
+        info_keys: frozenset[str] | None = None,
+    ) -> None:
+        super().__init__(observation_space, action.space, info_keys)
+        self._view = view(observation)
+        read = self.actions
+
+        def make(value: Any) -> Any:
+            return model.model_validate(action.labelled(plain(value)))
+
+        def actions(batch: Batch, count: int) -> Sequence[Any]:
+            return [Pending(make, value) for value in read(batch, count)]
+
+        self.actions = actions  # type: ignore[assignment]
+
+    def writer(self, count: int, *, final: bool = False) -> Any:
+        """See `Encoding.writer`."""
+        return _Viewed(super().writer(count, final=final), self._view)
+
+
+class _Viewed:
+    def __init__(self, writer: Writer, read: Callable[[Any], Any]) -> None:
+        self._write, self._view = writer.write, read
+        self.batch = writer.batch
+
+    def write(self, position: int, value: Any) -> None:
+        self._write(position, self._view(value))

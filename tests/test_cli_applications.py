@@ -1,0 +1,41 @@
+"""``openenv-gym serve module:app``: an application that a module made with ``create_app`` is served as it is."""
+
+import pytest
+
+from openenv_gym import cli
+from openenv_gym.errors import OptionError
+
+MODULE = """
+from fastapi import FastAPI
+from openenv_gym.server import create_app
+app = create_app("CartPole-v1", max_envs=3)
+other = FastAPI()
+def factory(): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path, monkeypatch):
+    (tmp_path / "made_elsewhere.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_an_application():
+    registry, application = cli._built("made_elsewhere:app", {}, debug=False)
+    assert application.state.registry is registry
+    assert registry.settings.max_envs == 3
+
+
+def test_its_settings_are_its_own():
+    with pytest.raises(OptionError, match="leave out --max-envs, --token"):
+        cli._application("made_elsewhere:app", {"max_envs": 2, "token": "secret", "grace_s": 60.0})
+
+
+def test_an_application_of_another_kind():
+    with pytest.raises(OptionError, match="run it with `uvicorn made_elsewhere:other`"):
+        cli._application("made_elsewhere:other", {})
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "made_elsewhere:factory", "made_elsewhere:nothing", "no_module:app"])
+def test_no_application(name):
+    assert cli._application(name, {}) is None
