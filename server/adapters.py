@@ -1,21 +1,30 @@
-"""What a server can host, as one kind of object: `Env`. No threads and no I/O here.
+"""What a server can host, as one kind of object: `HostedEnv`. No threads are started and no I/O is done here.
 
-A Gymnasium env is adapted by `GymnasiumEnv`. `EnvSource` turns what a user passed (an id, a factory or
-a class) into envs, and says clearly what is wrong where it can't.
+A Gymnasium env is adapted by `GymnasiumEnv`, an OpenEnv environment by `openenv_gym.server.openenv_env.OpenEnvEnv`.
+`EnvSource` turns what a user passed (an id, a factory or a class) into envs, and says clearly what is wrong where it
+can't.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 
 from openenv_gym.errors import FactoryError
+from openenv_gym.inference import Choices, Fields
+from openenv_gym.server.openenv_env import Models, OpenEnvEnv, is_openenv, models_of
 
-__all__ = ["EnvSource", "GymnasiumEnv"]
+__all__ = ["EnvSource", "GymnasiumEnv", "HostedEnv"]
+
+# pygame isn't thread-safe, and envs run on many threads: one env at a time draws.
+_drawing: Final = threading.Lock()
 
 
 class GymnasiumEnv:
@@ -26,57 +35,60 @@ class GymnasiumEnv:
 
     Attributes:
         env: the env.
+        observation_space: the env's observation space.
+        action_space: the env's action space.
+        metadata: the env's metadata, with the render mode that it runs in.
         step: the env's own ``step``.
-        render: the env's own ``render``.
         close: the env's own ``close``.
         takes_seed: whether its ``reset`` has a ``seed`` parameter.
+        guarded: True: a step without a reset is refused, and an env whose reset raised is built anew.
     """
+
+    guarded: Final = True
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
+        self.observation_space: gym.Space[Any] = env.observation_space
+        self.action_space: gym.Space[Any] = env.action_space
+        self.metadata: dict[str, Any] = {**env.metadata, "render_mode": env.render_mode}
         self.step = env.step
-        self.render = env.render
         self.close = env.close
-        parameters = inspect.signature(env.unwrapped.reset).parameters
-        self._accepted = None if _takes_any(parameters) else frozenset(parameters)
-        self.takes_seed = self._accepted is None or "seed" in self._accepted
+        self._missing = [name for name in ("seed", "options") if not _takes(env.reset, name, unknown=True)]
+        self.takes_seed = "seed" not in self._missing
 
-    @property
-    def observation_space(self) -> gym.Space[Any]:
-        """The env's observation space."""
-        return self.env.observation_space
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset the env, with those of ``seed`` and ``options`` that are given and that its ``reset`` has."""
+        if self._missing:
+            arguments = {k: v for k, v in arguments.items() if k not in self._missing and v is not None}
+        return self.env.reset(**arguments)
 
-    @property
-    def action_space(self) -> gym.Space[Any]:
-        """The env's action space."""
-        return self.env.action_space
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The env's metadata, with the render mode that it runs in."""
-        return {**self.env.metadata, "render_mode": self.env.render_mode}
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the env, with the arguments that its ``reset`` has."""
-        if self._accepted is None or {"seed", "options"} <= self._accepted:
-            return self.env.reset(seed=seed, options=options)
-        arguments = {"seed": seed, "options": options}
-        return self.env.reset(**{k: v for k, v in arguments.items() if k in self._accepted and v is not None})
+    def render(self) -> Any:
+        """The env's current frame. One env of this process renders at a time."""
+        with _drawing:
+            return self.env.render()
 
     def get(self, name: str) -> Any:
-        """An attribute of the outermost wrapper that has it."""
-        return self.env.get_wrapper_attr(name)
+        """An attribute of the outermost wrapper that has it; ``render`` is `render`."""
+        return self.render if name == "render" else self.env.get_wrapper_attr(name)
 
     def set(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set an attribute where it is found, or with ``force`` on the outermost wrapper."""
         try:
-            return bool(self.env.set_wrapper_attr(name, value, force=force))  # type: ignore[call-arg]
+            return bool(self.env.set_wrapper_attr(name, value, force=force))
         except TypeError:  # Gymnasium < 1.1 has no `force`
             return bool(self.env.set_wrapper_attr(name, value))
 
 
-def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+HostedEnv: TypeAlias = GymnasiumEnv | OpenEnvEnv
+
+
+def _takes(function: Callable[..., Any], name: str, *, unknown: bool) -> bool:
+    """Whether a function has a parameter; ``unknown`` for one that doesn't say, as some of C don't."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return unknown
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 class EnvSource:
@@ -84,12 +96,17 @@ class EnvSource:
 
     Args:
         env: a Gymnasium id (``CartPole-v1``, ``module:EnvId``), ``package.module:callable``, or a callable that
-            returns a Gymnasium env.
+            returns a Gymnasium env or an OpenEnv environment.
         env_kwargs: keyword arguments for it.
         name: the name to publish; None takes the id or the callable's name.
+        models: an OpenEnv environment's models; None takes what its class says.
+        choices: what was said about its spaces.
 
     Attributes:
         name: the published name.
+        choices: what was said about the spaces of an OpenEnv environment.
+        openenv: whether the envs are OpenEnv environments; known for certain once one was made.
+        fields: how observations and actions of an OpenEnv environment make up values of spaces, once that is known.
 
     Raises:
         TypeError: for an env instance or anything else that makes no envs.
@@ -97,9 +114,15 @@ class EnvSource:
     """
 
     def __init__(
-        self, env: str | Callable[..., Any], env_kwargs: Mapping[str, Any] | None = None, *, name: str | None = None
+        self,
+        env: object,
+        env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        models: Models | None = None,
+        choices: Choices | None = None,
     ) -> None:
-        if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or (hasattr(env, "reset") and not isinstance(env, type)):
+        if not isinstance(env, type) and (isinstance(env, (gym.Env, gym.vector.VectorEnv)) or _looks_like_an_env(env)):
             raise TypeError(
                 f"env must be an id or a factory, not an instance of {type(env).__name__}: every session needs envs "
                 f"of its own. Pass the class, or `lambda: {type(env).__name__}(...)`"
@@ -112,17 +135,42 @@ class EnvSource:
             if factory is None:
                 self._id = env
         elif callable(env):
-            self.name = name or getattr(env, "__name__", type(env).__name__)
+            self.name = name or str(getattr(env, "__name__", type(env).__name__))
             factory = env
         else:
             raise TypeError(f"env must be an id or a factory, not {env!r}")
         self._factory = factory
+        self._models = models
+        self.choices = choices or Choices()
+        self.fields: tuple[Fields, Fields] | None = None
+        self.openenv = models is not None
 
-    def make(self, render_mode: str | None = None) -> GymnasiumEnv:
+    @property
+    def env_class(self) -> type | None:
+        """The class of the envs, if it is known before one is built."""
+        factory = self._factory.func if isinstance(self._factory, functools.partial) else self._factory
+        return factory if isinstance(factory, type) else None
+
+    def models(self, env: object) -> Models:
+        """The models of an OpenEnv environment, or of its class.
+
+        Raises:
+            FactoryError: if neither `create_app` nor its class says them.
+        """
+        if self._models is None:
+            self._models = models_of(env, self.name)
+        return self._models
+
+    @property
+    def known_models(self) -> Models | None:
+        """The models of an OpenEnv environment; None for a Gymnasium env."""
+        return self._models if self.openenv else None
+
+    def make(self, render_mode: str | None = None) -> HostedEnv:
         """Build one env, on the thread that will run it.
 
         Args:
-            render_mode: the mode to render in, for envs that take one.
+            render_mode: the mode to render in; it is left out for envs that don't take it.
 
         Raises:
             FactoryError: with what the env's constructor raised.
@@ -132,27 +180,43 @@ class EnvSource:
             kwargs["render_mode"] = render_mode
         try:
             env = self._factory(**kwargs) if self._factory is not None else self._make_registered(kwargs)
-        except Exception as error:
+        except BaseException as error:  # even sys.exit(), which would only end the env's thread
             raise FactoryError(self.name, f"{type(error).__name__}: {error}") from error
-        if not isinstance(env, gym.Env):
+        if not isinstance(env, gym.Env) and not is_openenv(env):
             raise FactoryError(self.name, f"the factory returned {type(env).__name__}, not a gymnasium.Env")
-        return GymnasiumEnv(env)
+        self.openenv = not isinstance(env, gym.Env)
+        try:
+            return GymnasiumEnv(env) if isinstance(env, gym.Env) else self._adapted(env)
+        except BaseException as error:  # a property that raises
+            with contextlib.suppress(Exception):
+                env.close()
+            if isinstance(error, FactoryError):
+                raise
+            raise FactoryError(self.name, f"{type(error).__name__}: {error}") from error
+
+    def _adapted(self, env: Any) -> OpenEnvEnv:
+        self.models(env)
+        return OpenEnvEnv(env, *(fields.space for fields in self.fields or ()))
 
     def _make_registered(self, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         assert self._id is not None
         # The learner's own gym.make brings a checker; a second one here would warn where nobody sees it.
+        try:
+            return gym.make(self._id, disable_env_checker=True, **kwargs)
+        except TypeError as error:
+            if "unexpected keyword argument 'render_mode'" not in str(error) or "render_mode" in self._env_kwargs:
+                raise
+        kwargs.pop("render_mode", None)  # an env that can't be rendered; the client tells the user
         return gym.make(self._id, disable_env_checker=True, **kwargs)
 
     @property
     def takes_render_mode(self) -> bool:
         """Whether an env can be built for a render mode."""
-        if self._factory is None:
-            return True
-        try:
-            parameters = inspect.signature(self._factory).parameters
-        except (TypeError, ValueError):
-            return False
-        return "render_mode" in parameters or _takes_any(parameters)
+        return self._factory is None or _takes(self._factory, "render_mode", unknown=False)
+
+
+def _looks_like_an_env(env: object) -> bool:
+    return hasattr(env, "reset") or hasattr(env, "reset_async")
 
 
 def _imported(name: str) -> Callable[..., Any] | None:
@@ -162,7 +226,7 @@ def _imported(name: str) -> Callable[..., Any] | None:
         return None
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FactoryError(name, f"importing {module_name} raised {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     return found if callable(found) else None

@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Annotated, Any, Final
 
+import msgspec
 from fastapi import Body, FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 
 from openenv_gym.messages import SUBPROTOCOL
 from openenv_gym.server import batch_dialect, mcp, openenv_dialect
-from openenv_gym.server.adapters import EnvSource
 from openenv_gym.server.admission import Admission
+from openenv_gym.server.exact_messages import ExactReset, ExactStep, exact_errors
+from openenv_gym.server.hosting import Hosting
 from openenv_gym.server.json_session import form_of
 from openenv_gym.server.openenv_messages import (
     DialectError,
@@ -30,8 +32,7 @@ from openenv_gym.server.openenv_messages import (
     options_from_query,
 )
 from openenv_gym.server.registry import Registry
-from openenv_gym.server.settings import ServerSettings
-from openenv_gym.server.stateless import reset_once, step_once
+from openenv_gym.server.stateless import reset_once, reset_once_exactly, state_once, step_once, step_once_exactly
 from openenv_gym.spaces import describe
 
 __all__ = ["create_app"]
@@ -44,17 +45,40 @@ _API_VERSION: Final = "1.0.0"
 _STATUS: Final = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 503, "SESSION_ERROR": 503}
 """HTTP status of an error code; 500 for the others, which are the env's."""
 
+_CONTROL: Final[list[str | Enum]] = ["Environment Control"]
+_FAILURES: Final[dict[int | str, dict[str, Any]]] = {
+    500: {"description": "The env raised, or its data can't be sent as JSON."},
+    503: {"description": "The server has no room for another env now."},
+}
 
-def create_app(env: str | Callable[..., Any], **options: Any) -> FastAPI:
-    """Build the server for one kind of environment.
 
-    One env is built, looked at and closed before this returns, so that what can't be served is said here.
+def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
+    env: str | Callable[..., Any],
+    action_cls: type[Any] | None = None,
+    observation_cls: type[Any] | None = None,
+    env_name: str | None = None,
+    max_concurrent_envs: int | None = None,
+    concurrency_config: Any = None,
+    **options: Any,
+) -> FastAPI:
+    """Build the server for one kind of environment: a Gymnasium env, or an OpenEnv environment.
+
+    For OpenEnv environments this is the call that OpenEnv's own ``create_app`` takes. One env is built, looked at and
+    closed before this returns, so that what can't be served is said here; an OpenEnv environment is also reset once,
+    since its observation's shape is in no schema.
 
     Args:
         env: a Gymnasium id (``CartPole-v1``, ``module:EnvId``), ``package.module:callable``, or a callable that
-            returns an env.
+            returns an env; for OpenEnv the environment's class or a factory.
+        action_cls: the pydantic model of an OpenEnv environment's actions; None takes the one that its class says.
+        observation_cls: the model of its observations.
+        env_name: the name to publish; None takes the env's own.
+        max_concurrent_envs: OpenEnv's name for ``max_envs``.
+        concurrency_config: OpenEnv's object with ``max_concurrent_envs`` and ``session_timeout``.
         **options: the fields of `openenv_gym.server.settings.ServerSettings`, such as ``max_envs``, ``max_workers``,
-            ``token``.
+            ``token``; ``state_cls`` and ``reset_observation_cls``, as OpenEnv has them; and how the batch dialect sees
+            an OpenEnv environment where that can't be inferred (see `openenv_gym.inference`): ``obs_key``,
+            ``action_key``, ``observation_space``, ``action_space``.
 
     Returns:
         the ASGI application. Run it with ``openenv-gym serve``, or with uvicorn and ``ws="websockets-sansio"``,
@@ -62,12 +86,18 @@ def create_app(env: str | Callable[..., Any], **options: Any) -> FastAPI:
 
     Raises:
         TypeError: for an env instance.
-        OptionError: for an unknown option or a bad value.
+        OptionError: for an unknown option, a bad value, or more envs than an OpenEnv environment supports.
         FactoryError: if an env can't be built.
         SpaceError: if its spaces can't be described, naming the part.
     """
-    settings = ServerSettings.from_options(options)
-    registry = Registry(EnvSource(env, settings.env_kwargs, name=settings.env_name), settings)
+    named = {
+        "env_name": env_name,
+        "max_concurrent_envs": max_concurrent_envs,
+        "concurrency_config": concurrency_config,
+    }
+    options |= {name: value for name, value in named.items() if value is not None}
+    hosting = Hosting.of(env, action_cls, observation_cls, options)
+    registry, settings = Registry(hosting.source, hosting.settings), hosting.settings
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,9 +113,13 @@ def create_app(env: str | Callable[..., Any], **options: Any) -> FastAPI:
     )
     app.state.registry = registry
     app.add_middleware(Admission, settings=settings)
-    _add_error_handlers(app)
+    _add_error_handlers(app, exact=registry.source.openenv)
     _add_info_routes(app, registry)
-    _add_control_routes(app, registry)
+    if registry.source.openenv:
+        _add_exact_routes(app, registry)
+    else:
+        _add_gymnasium_routes(app, registry)
+    _add_mcp_route(app)
     _add_websocket(app, registry)
     return app
 
@@ -101,6 +135,14 @@ def _add_info_routes(app: FastAPI, registry: Registry) -> None:
             sessions=len(registry.sessions),
         )
 
+    @app.get("/schema", tags=["Environment Info"], response_model=Schemas)
+    async def schema(request: Request) -> Response:
+        """JSON schemas of actions, observations and the state. Takes /ws's query parameters, such as `include`."""
+        _, options = options_from_query(_query(request))
+        return _json(form_of(registry, options).schemas())
+
+
+def _add_gymnasium_routes(app: FastAPI, registry: Registry) -> None:
     @app.get("/metadata", tags=["Environment Info"])
     async def metadata() -> EnvMetadata:
         """What the environment is."""
@@ -113,12 +155,6 @@ def _add_info_routes(app: FastAPI, registry: Registry) -> None:
             render_fps=probe.metadata.get("render_fps"),
         )
 
-    @app.get("/schema", tags=["Environment Info"], response_model=Schemas)
-    async def schema(request: Request) -> Response:
-        """JSON schemas of actions, observations and the state. Takes /ws's query parameters, such as `include`."""
-        _, options = options_from_query(_query(request))
-        return _json(form_of(registry.probe, options).schemas())
-
     @app.get("/spaces", tags=["Environment Info"])
     async def spaces() -> dict[str, Any]:
         """The Gymnasium spaces, described as plain data."""
@@ -127,48 +163,67 @@ def _add_info_routes(app: FastAPI, registry: Registry) -> None:
             "action_space": describe(registry.probe.action_space),
         }
 
-
-def _add_control_routes(app: FastAPI, registry: Registry) -> None:
-    failures: dict[int | str, dict[str, Any]] = {
-        500: {"description": "The env raised, or its data can't be sent as JSON."},
-        503: {"description": "The server has no room for another env now."},
-    }
-    tags: list[str | Enum] = ["Environment Control"]
-
-    @app.post("/reset", tags=tags, response_model=Result, responses=failures)
+    @app.post("/reset", tags=_CONTROL, response_model=Result, responses=_FAILURES)
     async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> Response:
         """Build a fresh env, reset it, and close it. For episodes use /ws."""
         return _json(await reset_once(registry, request or ResetRequest()))
 
-    @app.post("/step", tags=tags, response_model=Result, responses=failures)
+    @app.post("/step", tags=_CONTROL, response_model=Result, responses=_FAILURES)
     async def step(request: StepRequest) -> Response:
         """Build a fresh env, reset it, step it once, and close it. For episodes use /ws."""
         return _json(await step_once(registry, request))
 
-    @app.get("/state", tags=tags)
+    @app.get("/state", tags=_CONTROL)
     async def state() -> EnvState:
         """The state of a fresh env, since there is no other behind this route. For an episode's state use /ws."""
         return EnvState(episode_id=None, step_count=0)
 
+
+def _add_exact_routes(app: FastAPI, registry: Registry) -> None:
+    """The routes of an OpenEnv environment, as its own servers have them."""
+
+    @app.get("/metadata", tags=["Environment Info"])
+    async def metadata() -> Response:
+        """What the environment says about itself."""
+        return _json(registry.probe.about)
+
+    @app.post("/reset", tags=_CONTROL, responses=_FAILURES)
+    async def reset(request: Annotated[ExactReset | None, Body()] = None) -> Response:
+        """Build a fresh environment, reset it, and close it. For episodes use /ws."""
+        return _json(await reset_once_exactly(registry, request or ExactReset()))
+
+    @app.post("/step", tags=_CONTROL, responses=_FAILURES)
+    async def step(request: ExactStep) -> Response:
+        """Build a fresh environment, step it once, and close it. For episodes use /ws."""
+        return _json(await step_once_exactly(registry, request))
+
+    @app.get("/state", tags=_CONTROL)
+    async def state() -> Response:
+        """The state of a fresh environment. For an episode's state use /ws."""
+        return _json(await state_once(registry))
+
+
+def _add_mcp_route(app: FastAPI) -> None:
     @app.post("/mcp", tags=["MCP"])
     async def mcp_endpoint(request: Request) -> dict[str, Any]:
         """Answer a JSON-RPC 2.0 request of the Model Context Protocol."""
         return mcp.answer_text(await request.body())
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, *, exact: bool) -> None:
     @app.exception_handler(DialectError)
     async def dialect_error(request: Request, error: DialectError) -> Response:
         """The same data as on the WebSocket; of a validation error only the list, as FastAPI has it."""
         if error.code == "VALIDATION_ERROR":
             where = "query" if request.method == "GET" else "body"
-            return _json({"detail": error_list(error.data["errors"], where)}, 422)
+            errors = error.data.get("errors", [])
+            return _json({"detail": errors if isinstance(errors, msgspec.Raw) else error_list(errors, where)}, 422)
         return _json({"detail": error.data}, _STATUS.get(error.code, 500))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> Response:
         """As FastAPI's own, which fails where the request holds a NaN."""
-        return _json({"detail": error_list(error.errors())}, 422)
+        return _json({"detail": exact_errors(error.errors()) if exact else error_list(error.errors())}, 422)
 
 
 def _add_websocket(app: FastAPI, registry: Registry) -> None:

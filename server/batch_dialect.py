@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,7 +14,8 @@ from openenv_gym.errors import FactoryError, OpenEnvGymError, RemoteProtocolErro
 from openenv_gym.messages import PROTOCOL_VERSION, Close, Failed, Hello, Reply, Resume, Welcome
 from openenv_gym.server.capacity import CapacityReached
 from openenv_gym.server.encoding import BatchEncoding
-from openenv_gym.server.registry import Registry
+from openenv_gym.server.openenv_form import OpenEnvBatchEncoding
+from openenv_gym.server.registry import GoingAway, Registry
 from openenv_gym.server.session import Connection, Session
 from openenv_gym.spaces import describe, trim
 from openenv_gym.version import __version__
@@ -32,7 +34,12 @@ async def converse(registry: Registry, connection: Connection, receive: Callable
         receive: gives the next frame; raises ConnectionError once the connection is gone.
     """
     try:
-        session = await _open(registry, connection, await receive())
+        first = await asyncio.wait_for(receive(), registry.settings.idle_timeout_s)
+    except asyncio.TimeoutError:
+        await connection.close(4408, "no opening in time")
+        return
+    try:
+        session = await _open(registry, connection, first)
     except _Refused as refused:
         await connection.send(codec.encode(refused.failed))
         await connection.close(refused.close_code, refused.failed.code)
@@ -41,8 +48,7 @@ async def converse(registry: Registry, connection: Connection, receive: Callable
         while await _serve(registry, session, connection, await receive()):
             pass
     finally:
-        if session.detach(connection):
-            registry.disconnected(session)
+        _leave(registry, connection, session)
 
 
 class _Refused(Exception):
@@ -51,9 +57,11 @@ class _Refused(Exception):
         self.close_code = close_code
 
 
+# ---------------------------------------------------------------------------------------------- opening
+
+
 async def _open(registry: Registry, connection: Connection, frame: bytes) -> Session:
-    """The session that the first frame asks for."""
-    limit = registry.settings.max_message_bytes
+    """The session that the first frame asks for, attached to its connection."""
     try:
         opening = codec.decode_opening(frame)
     except RemoteProtocolError as error:
@@ -62,26 +70,46 @@ async def _open(registry: Registry, connection: Connection, frame: bytes) -> Ses
         text = f"the server speaks version {PROTOCOL_VERSION}, the client {opening.version}"
         raise _Refused("VERSION_MISMATCH", text, {"version": PROTOCOL_VERSION})
     if isinstance(opening, Resume):
-        session = registry.find(opening.session, opening.secret)
-        if session is None:
-            raise _Refused("SESSION_EXPIRED", "unknown session", close_code=4404)
-        try:
-            await session.attach(connection, session.protocol.resume(opening.received))
-        except RemoteProtocolError as error:
-            raise _Refused("SESSION_EXPIRED", str(error), close_code=4404) from None
-        return session
-    session, observation_space = await _create(registry, opening)
-    session.client_limit = min(limit, opening.max_message_bytes or limit)
-    await session.attach(connection, [codec.encode(_welcome(registry, session, observation_space))])
+        return await _resume(registry, connection, opening)
+    return await _begin(registry, connection, opening)
+
+
+async def _resume(registry: Registry, connection: Connection, resume: Resume) -> Session:
+    """The session that lost its connection, on its new one."""
+    session = registry.find(resume.session, resume.secret)
+    if session is None:
+        raise _Refused("SESSION_EXPIRED", "unknown session", close_code=4404)
+    try:
+        frames = session.protocol.resume(resume.received)
+    except RemoteProtocolError as error:
+        raise _Refused("SESSION_EXPIRED", str(error), close_code=4404) from None
+    registry.connected(session)
+    try:
+        await session.attach(connection, frames)
+    except BaseException:
+        _leave(registry, connection, session)
+        raise
+    return session
+
+
+async def _begin(registry: Registry, connection: Connection, hello: Hello) -> Session:
+    """A new session, whose client knows that it has it."""
+    session, observation_space = await _create(registry, hello)
+    try:
+        await session.attach(connection, [codec.encode(_welcome(registry, session, observation_space))])
+    except BaseException:  # nobody can ever resume it
+        await asyncio.shield(registry.end(session))
+        raise
     return session
 
 
 async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[Any]]:
-    if registry.draining:
-        raise _Refused("GOING_AWAY", "the server is shutting down", close_code=1012)
-    if hello.num_envs < 1:
-        raise _Refused("VALIDATION_ERROR", f"a session needs at least one env, not {hello.num_envs}")
+    for name, value in (("num_envs", hello.num_envs), ("max_episode_steps", hello.max_episode_steps)):
+        if value is not None and value < 1:
+            raise _Refused("VALIDATION_ERROR", f"{name} must be at least 1, not {value}")
     probe = registry.probe
+    if probe.problem is not None:
+        raise _Refused("SPACE_ERROR", _spaceless(registry.source.name, probe.problem))
     info_keys = None if hello.info_keys is None else frozenset(hello.info_keys)
     try:
         observation_space = trim(
@@ -89,17 +117,37 @@ async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[
         )
         session = await registry.open(
             hello.num_envs,
-            BatchEncoding(observation_space, probe.action_space, info_keys),
+            _encoding(registry, observation_space, info_keys),
             render_mode=hello.render_mode,
             max_episode_steps=hello.max_episode_steps,
         )
     except CapacityReached as full:
         facts = {"active": full.active, "maximum": full.maximum}
         raise _Refused("CAPACITY_REACHED", str(full), facts, 4429) from None
+    except GoingAway as error:
+        raise _Refused("GOING_AWAY", str(error), close_code=1012) from None
     except OpenEnvGymError as error:
         code = "FACTORY_ERROR" if isinstance(error, FactoryError) else "VALIDATION_ERROR"
         raise _Refused(code, str(error)) from None
+    except Exception as error:  # without an answer the client would take it for a broken connection, and try again
+        logger.exception("a session could not be opened")
+        raise _Refused("SESSION_ERROR", f"{type(error).__name__}: {error}", close_code=1011) from None
+    session.client_limit = min(session.client_limit, hello.max_message_bytes or session.client_limit)
     return session, observation_space
+
+
+def _spaceless(name: str, problem: str) -> str:
+    return (
+        f"{name} is an OpenEnv environment that no spaces can be inferred for: {problem}. Say so in the server's "
+        'create_app(...), or speak its own dialect with dialect="openenv" and the spaces of your choice'
+    )
+
+
+def _encoding(registry: Registry, observation_space: gym.Space[Any], info_keys: frozenset[str] | None) -> BatchEncoding:
+    models, fields = registry.source.known_models, registry.source.fields
+    if models is None or fields is None:
+        return BatchEncoding(observation_space, registry.probe.action_space, info_keys)
+    return OpenEnvBatchEncoding(*fields, models.action, observation_space, info_keys)
 
 
 def _welcome(registry: Registry, session: Session, observation_space: gym.Space[Any]) -> Welcome:
@@ -107,7 +155,7 @@ def _welcome(registry: Registry, session: Session, observation_space: gym.Space[
     return Welcome(
         version=PROTOCOL_VERSION,
         server=f"openenv-gym {__version__}",
-        env=registry.settings.env_name or registry.source.name,
+        env=registry.source.name,
         session=session.name,
         secret=session.secret,
         observation_space=describe(observation_space),
@@ -124,6 +172,9 @@ def _is_plain(value: object) -> bool:
     except codec.PackError:
         return False
     return True
+
+
+# --------------------------------------------------------------------------------------------- requests
 
 
 async def _serve(registry: Registry, session: Session, connection: Connection, frame: bytes) -> bool:
@@ -143,8 +194,18 @@ async def _serve(registry: Registry, session: Session, connection: Connection, f
 
 
 def _frame(session: Session, reply: Reply) -> bytes:
-    frame = session.protocol.reply(reply)
+    """A reply's frame, kept for a resume; if it can't be sent, one that says so."""
+    try:
+        frame = session.protocol.reply(reply)
+    except Exception as error:
+        logger.exception("a reply of session %s could not be encoded", session.name)
+        return session.protocol.reply(Failed(reply.id, "SERIALIZATION_ERROR", type(error).__name__, repr(error)))
     if len(frame) > session.client_limit:
         facts = {"size": len(frame), "limit": session.client_limit}
         frame = session.protocol.reply(Failed(reply.id, "MESSAGE_TOO_LARGE", "", "the reply is too large", facts))
     return frame
+
+
+def _leave(registry: Registry, connection: Connection, session: Session) -> None:
+    if session.detach(connection):
+        registry.disconnected(session)

@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+import time
+from typing import Any, Final
 
 import gymnasium as gym
 
@@ -22,6 +23,9 @@ from openenv_gym.server.run import Server, make_server
 
 __all__ = ["main"]
 
+_SPARE_S: Final = 3.0
+"""What an orderly end takes at most, besides ``shutdown_s``."""
+
 
 def main() -> int:
     """Serve until standard input ends.
@@ -30,7 +34,10 @@ def main() -> int:
         0, or 2 if the environment can't be served.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes this process
-    configuration: dict[str, Any] = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # the parent was gone before it said what to serve
+    configuration: dict[str, Any] = json.loads(line)
     # What envs print belongs on the terminal, not into the parent's pipe.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -42,8 +49,10 @@ def main() -> int:
         _answer(answers, {"error": str(error)})
         return 2
     # The socket listens before the parent learns its port, so no other process can take it in between.
-    server = make_server(app, app.state.registry.settings, on_started=lambda: _started(answers, server))
-    threading.Thread(target=_end_with_parent, args=(server,), name="parent-watch", daemon=True).start()
+    settings = app.state.registry.settings
+    server = make_server(app, settings, on_started=lambda: _started(answers, server), interruptible=False)
+    watch = threading.Thread(target=_end_with_parent, args=(server, settings.shutdown_s), daemon=True)
+    watch.start()
     server.run()
     return 0
 
@@ -64,10 +73,13 @@ def _answer(answers: Any, message: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _end_with_parent(server: Server) -> None:
-    while sys.stdin.readline():
+def _end_with_parent(server: Server, shutdown_s: float) -> None:
+    # Not sys.stdin: a thread that waits there holds its lock, which the interpreter wants when it ends.
+    while os.read(0, 4096):
         pass
     server.should_exit = True
+    time.sleep(shutdown_s + _SPARE_S)
+    os._exit(1)  # something that an env left behind, such as a thread, keeps this process alive
 
 
 if __name__ == "__main__":

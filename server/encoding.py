@@ -27,8 +27,8 @@ class Writer(Protocol):
 class Encoding(Protocol):
     """How a dialect writes observations and infos, and reads actions."""
 
-    def writer(self, count: int, /) -> Writer:
-        """A writer for ``count`` envs."""
+    def writer(self, count: int, /, *, final: bool = False) -> Writer:
+        """A writer for ``count`` envs; ``final`` for episodes' last observations, which stay as the env made them."""
 
     def info(self, info: dict[str, Any], /) -> dict[str, Any]:
         """An info as it travels, keeping no reference to it. Raises `PackError` for what can't."""
@@ -56,9 +56,9 @@ class BatchEncoding:
         self._info_keys = info_keys
         self.actions = ActionReader(action_space).read
 
-    def writer(self, count: int) -> BatchWriter:
+    def writer(self, count: int, *, final: bool = False) -> BatchWriter:
         """See `Encoding.writer`."""
-        return BatchWriter(self._observation_space, count)
+        return BatchWriter(self._observation_space, count, typed=final)
 
     def info(self, info: dict[str, Any]) -> dict[str, Any]:
         """See `Encoding.info`."""

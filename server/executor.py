@@ -1,7 +1,7 @@
 """Runs envs' calls on threads: each env always on the thread that built it.
 
-Playwright, GL and MuJoCo contexts belong to the thread that made them, so an env never moves. A batch is one job for each
-*thread*, not for each env, and the last thread to finish completes the batch, so nothing waits on the event loop.
+Playwright, GL and MuJoCo contexts belong to the thread that made them, so an env never moves. A batch is one job for
+each *thread*, not for each env, and the last thread to finish completes the batch, so nothing waits on the event loop.
 """
 
 from __future__ import annotations
@@ -77,10 +77,22 @@ class Executor:
         return len(self._workers)
 
     def place(self, count: int) -> list[Worker]:
-        """Choose a worker for each of ``count`` new envs that are stepped together."""
-        if self.apart:
-            return [self._one() for _ in range(count)]
-        return [self._one(count)] * count
+        """Choose a worker for each of ``count`` new envs that are stepped together.
+
+        Raises:
+            RuntimeError: if the system has no room for another thread.
+        """
+        if not self.apart:
+            return [self._one(count)] * count
+        placed: list[Worker] = []
+        try:
+            while len(placed) < count:
+                placed.append(self._one())
+        except BaseException:
+            for worker in placed:
+                self.leave(worker)
+            raise
+        return placed
 
     def leave(self, worker: Worker) -> None:
         """Note that an env left its worker; a worker without envs ends."""

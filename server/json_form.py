@@ -45,7 +45,14 @@ class ActionRefused(Exception):
 
 
 class JsonForm(Protocol):
-    """Translates between one kind of env and JSON. It keeps no reference to what it is given."""
+    """Translates between one kind of env and JSON. It keeps no reference to what it is given.
+
+    Attributes:
+        exact: whether replies hold what OpenEnv's own servers send and nothing else, and an observation the whole
+            result; False for envs of Gymnasium, which OpenEnv's servers don't host.
+    """
+
+    exact: bool
 
     def action(self, data: dict[str, Any], /) -> Any:
         """What the env's ``step`` takes. Raises `ActionRefused`."""
@@ -58,6 +65,9 @@ class JsonForm(Protocol):
 
     def schemas(self) -> dict[str, dict[str, Any]]:
         """The JSON schemas of an ``action``, an ``observation`` and the ``state``."""
+
+    def encoding(self) -> JsonEncoding:
+        """The encoding that writes values in this form."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,8 @@ class GymnasiumForm:
     Raises:
         SpaceError: if the trimming names what isn't there.
     """
+
+    exact = False
 
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], trimming: Trimming | None = None
@@ -154,6 +166,10 @@ class GymnasiumForm:
             "state": _STATE_SCHEMA,
         }
 
+    def encoding(self) -> JsonEncoding:
+        """See `JsonForm.encoding`."""
+        return JsonEncoding(self)
+
     def _check(self, action: Any, data: dict[str, Any]) -> None:
         errors = []
         for leaf in self._checked:
@@ -177,7 +193,7 @@ class JsonEncoding:
     def __init__(self, form: JsonForm) -> None:
         self.form = form
 
-    def writer(self, count: int) -> _JsonWriter:
+    def writer(self, count: int, *, final: bool = False) -> _JsonWriter:
         """See `Encoding.writer`."""
         return _JsonWriter(self.form, count)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
-import msgspec
 
 from openenv_gym.errors import FactoryError, OpenEnvGymError, SpaceError
 from openenv_gym.messages import (
@@ -25,18 +23,20 @@ from openenv_gym.messages import (
     Values,
 )
 from openenv_gym.server.capacity import CapacityReached
-from openenv_gym.server.json_form import ActionRefused, GymnasiumForm, JsonEncoding, JsonForm, Trimming
+from openenv_gym.server.exact_messages import refused_exactly
+from openenv_gym.server.json_form import ActionRefused, GymnasiumForm, JsonForm, Trimming
+from openenv_gym.server.json_results import Collected, observed, only, stepped, whole
+from openenv_gym.server.openenv_env import OpenEnvEnv
+from openenv_gym.server.openenv_form import OpenEnvForm
 from openenv_gym.server.openenv_messages import (
     BatchStepRequest,
     DialectError,
     Options,
     ResetRequest,
     ResetSomeRequest,
-    encoded,
     misfit,
     refused,
 )
-from openenv_gym.server.probe import Probe
 from openenv_gym.server.registry import Registry
 from openenv_gym.server.session import Connection, Session
 
@@ -45,11 +45,11 @@ __all__ = ["JsonSession", "form_of"]
 _DISABLED = gym.vector.AutoresetMode.DISABLED.value
 
 
-def form_of(probe: Probe, options: Options | None = None) -> JsonForm:
+def form_of(registry: Registry, options: Options | None = None) -> JsonForm:
     """How the values of a server's envs look.
 
     Args:
-        probe: what one env showed.
+        registry: the server's sessions.
         options: what the client wants to be sent; None for everything.
 
     Raises:
@@ -62,7 +62,10 @@ def form_of(probe: Probe, options: Options | None = None) -> JsonForm:
         obs_dtype=wanted.obs_dtype,
         info_keys=None if wanted.info_keys is None else tuple(wanted.info_keys),
     )
+    probe, models = registry.probe, registry.source.known_models
     try:
+        if models is not None:
+            return OpenEnvForm(models, trimming)
         return GymnasiumForm(probe.observation_space, probe.action_space, trimming)
     except SpaceError as error:
         raise misfit([], str(error), wanted.model_dump(exclude_unset=True)) from None
@@ -88,6 +91,11 @@ class JsonSession:
         self._options = options
         self._count = session.slots.count
 
+    @property
+    def exact(self) -> bool:
+        """See `JsonForm.exact`."""
+        return self._form.exact
+
     @classmethod
     async def open(cls, registry: Registry, count: int, options: Options) -> JsonSession:
         """Build a session's envs.
@@ -100,12 +108,10 @@ class JsonSession:
         Raises:
             DialectError: if the options are wrong, there is no room, or an env can't be built.
         """
-        if registry.draining:
-            raise DialectError("SESSION_ERROR", "the server is shutting down")
-        form = form_of(registry.probe, options)
+        form = form_of(registry, options)
         render_mode = _render_mode(registry) if options.render else None
         try:
-            session = await registry.open(count, JsonEncoding(form), render_mode=render_mode)
+            session = await registry.open(count, form.encoding(), render_mode=render_mode)
         except CapacityReached as full:
             raise DialectError(
                 "CAPACITY_REACHED", str(full), active_sessions=full.active, max_sessions=full.maximum
@@ -154,8 +160,22 @@ class JsonSession:
                 name = request.episode_id if self._count == 1 else f"{request.episode_id}-{slot}"
                 self._session.slots.name_episode(slot, name)
         results = await self._results(reply, slots)
-        data = {"results": results} if self._count > 1 else _only(results)
+        data = {"results": results} if self._count > 1 else only(results)
         return {**data, "seed_ignored": True} if reply.unseeded else data
+
+    async def reset_exactly(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Reset OpenEnv environments with their own arguments.
+
+        Args:
+            fields: the arguments, of which each environment gets those that its ``reset`` has.
+
+        Raises:
+            DialectError: if the only one failed.
+        """
+        reply = await self._run(Reset(0, None, None, [fields] * self._count))
+        assert isinstance(reply, Observed)
+        results = await self._results(reply, range(self._count))
+        return {"results": results} if self._count > 1 else only(results)
 
     async def step(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Step the only env.
@@ -168,7 +188,7 @@ class JsonSession:
         """
         if self._count > 1:
             raise misfit(["type"], f"this connection has {self._count} envs: use batch_step", "step")
-        return _only(await self._step([self._action(fields)]))
+        return only(await self._step([self._action(fields)]))
 
     async def batch_step(self, request: BatchStepRequest) -> dict[str, Any]:
         """Step every env once; or the only env with one action after the other, until its episode ends.
@@ -186,7 +206,7 @@ class JsonSession:
         actions = [self._action(fields, "data", "actions", i) for i, fields in enumerate(request.actions)]
         if self._count > 1:
             return {"results": await self._step(actions)}
-        collected = _Collected(self._registry.settings.max_message_bytes)
+        collected = Collected(self._registry.settings.max_message_bytes)
         if self._options.render:
             for action in actions:
                 (result,) = await self._step([action])
@@ -194,7 +214,7 @@ class JsonSession:
                     break
         else:
             failed = await self._session.step_in_turn(
-                [_step(action) for action in actions], lambda reply: collected.take(*self._read(reply, [0]))
+                [self._request([action]) for action in actions], lambda reply: collected.take(*self._read(reply, [0]))
             )
             _check(failed)
         return {"results": collected.results}
@@ -203,10 +223,9 @@ class JsonSession:
         """The env's state, or with several envs ``{"results": [...]}``."""
         reply = await self._run(State(0, None))
         assert isinstance(reply, Returned)
-        if self._count > 1:
-            return {"results": reply.values}
-        state: dict[str, Any] = reply.values[0]
-        return state
+        errors = {failure.slot: {"error": self._error(failure)} for failure in reply.failures}
+        states = [errors.get(slot, value) for slot, value in enumerate(reply.values)]
+        return {"results": states} if self._count > 1 else only(states)
 
     # --------------------------------------------------------------------------------------- one by one
 
@@ -224,22 +243,32 @@ class JsonSession:
         options = self._options.changed_by(request)
         if options == self._options:
             return
-        form = form_of(self._registry.probe, options)
+        form = form_of(self._registry, options)
         if options.render:
             self._session.slots.render_in(_render_mode(self._registry))
-        self._session.slots.use(JsonEncoding(form))
+        self._session.slots.use(form.encoding())
         self._form, self._options = form, options
 
     def _action(self, fields: dict[str, Any], *where: str | int) -> Any:
         try:
             return self._form.action(fields)
         except ActionRefused as error:
+            if self.exact:
+                raise refused_exactly(error.errors) from None
             raise refused(error.errors, *where) from None
+        except Exception as error:
+            if not self.exact:
+                raise
+            raise DialectError("EXECUTION_ERROR", str(error)) from None
 
     async def _step(self, actions: list[Any]) -> list[dict[str, Any]]:
-        reply = await self._run(_step(*actions))
+        reply = await self._run(self._request(actions))
         assert isinstance(reply, Stepped)
         return await self._results(reply, range(self._count))
+
+    def _request(self, actions: list[Any]) -> Step:
+        """OpenEnv environments themselves say what a step after the end means."""
+        return Step(0, None, [Values(list(actions))], None if self.exact else _DISABLED)
 
     async def _run(self, request: Request) -> Reply:
         reply: Reply = await self._session.execute(request)
@@ -264,42 +293,28 @@ class JsonSession:
     def _read(self, reply: Observed | Stepped, slots: Sequence[int]) -> list[dict[str, Any]]:
         """One result for each env of the reply, or ``{"error": ...}``."""
         errors = {failure.slot: self._error(failure) for failure in reply.failures}
-        results = _observed(reply, len(slots)) if isinstance(reply, Observed) else _stepped(reply, len(slots))
+        if self.exact:
+            results = whole(reply)
+        elif isinstance(reply, Observed):
+            results = observed(reply)
+        else:
+            results = stepped(reply)
         return [
             {"error": errors[slot]} if slot in errors else result for slot, result in zip(slots, results, strict=True)
         ]
 
     def _error(self, failure: EnvFailure) -> dict[str, Any]:
+        env = self._session.slots.slots[failure.slot].env
+        if isinstance(env, OpenEnvEnv) and env.refusal is not None:
+            return refused_exactly(env.refusal).data  # OpenEnv's servers don't tell whose data didn't fit
+        if self.exact and failure.code == "EXECUTION_ERROR":
+            return DialectError(failure.code, failure.message).data
         facts: dict[str, Any] = {"type": failure.type} if failure.type else {}
         if failure.traceback is not None:
             facts["traceback"] = failure.traceback
         if failure.code == "FACTORY_ERROR":
             facts["factory_name"] = self._registry.source.name
         return DialectError(failure.code, failure.message or failure.type, **facts).data
-
-
-# ------------------------------------------------------------------------------------------------ results
-
-
-class _Collected:
-    """Results of steps in turn, encoded, as long as the reply stays within the limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.results: list[msgspec.Raw] = []
-        self._limit = limit
-        self._size = self._largest = 0
-
-    def take(self, result: dict[str, Any]) -> bool:
-        """Take a result; False if there shall be no further step."""
-        frame = encoded(result)
-        self.results.append(msgspec.Raw(frame))
-        self._size += len(frame)
-        self._largest = max(self._largest, len(frame))
-        return "error" not in result and not result["done"] and self._size + self._largest <= self._limit
-
-
-def _step(*actions: Any) -> Step:
-    return Step(0, None, [Values(list(actions))], _DISABLED)
 
 
 def _check(reply: Reply | None) -> None:
@@ -310,44 +325,6 @@ def _check(reply: Reply | None) -> None:
     """
     if isinstance(reply, Failed):
         raise DialectError(reply.code, reply.message)
-
-
-def _observed(reply: Observed, count: int) -> list[dict[str, Any]]:
-    return [_result(reply, position, None, False, False) for position in range(count)]
-
-
-def _stepped(reply: Stepped, count: int) -> list[dict[str, Any]]:
-    columns = [array.numpy().tolist() for array in (reply.rewards, reply.terminated, reply.truncated)]
-    return [
-        _result(reply, position, reward if math.isfinite(reward) else None, terminated, truncated)
-        for position, reward, terminated, truncated in zip(range(count), *columns, strict=True)
-    ]
-
-
-def _result(
-    reply: Observed | Stepped, position: int, reward: float | None, terminated: bool, truncated: bool
-) -> dict[str, Any]:
-    (observations,) = reply.observations
-    assert isinstance(observations, Values)
-    result = {
-        "observation": observations.items[position],
-        "reward": reward,
-        "done": terminated or truncated,
-        "terminated": terminated,
-        "truncated": truncated,
-    }
-    if position in reply.infos:
-        result["metadata"] = reply.infos[position]
-    return result
-
-
-def _only(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The only env's result; what it raised is raised here."""
-    (result,) = results
-    if "error" in result:
-        data = dict(result["error"])
-        raise DialectError(data.pop("code"), data.pop("message"), **data)
-    return result
 
 
 def _factory_error(registry: Registry, message: str) -> DialectError:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from openenv_gym.server import mcp
+from openenv_gym.server.exact_messages import ExactResetMessage, refused_exactly
 from openenv_gym.server.json_session import JsonSession
 from openenv_gym.server.openenv_messages import (
     MESSAGES,
@@ -86,7 +87,7 @@ async def _open(registry: Registry, query: Mapping[str, str]) -> JsonSession:
 async def _serve(registry: Registry, session: JsonSession, connection: Connection, text: str | bytes) -> bool:
     """Serve one message; False once the client has closed the session."""
     try:
-        message = _read(text)
+        message = _read(text, exact=session.exact)
         if isinstance(message, CloseMessage):
             return False
         frame = _fitting(_frame(*await _answer(session, message)), registry.settings.max_message_bytes)
@@ -99,8 +100,8 @@ async def _serve(registry: Registry, session: JsonSession, connection: Connectio
     return True
 
 
-def _read(text: str | bytes) -> Message:
-    """A client's message.
+def _read(text: str | bytes, *, exact: bool) -> Message:
+    """A client's message; ``exact`` for the messages, and the errors, of OpenEnv's own servers.
 
     Raises:
         DialectError: if it is none.
@@ -116,12 +117,14 @@ def _read(text: str | bytes) -> Message:
         raise misfit([], "a message is an object with a type and data", fields)
     kind = fields.get("type", "")
     form = MESSAGES.get(kind) if isinstance(kind, str) else None
+    if exact and form is ResetMessage:
+        form = ExactResetMessage
     if form is None:
         raise DialectError("UNKNOWN_TYPE", f"Unknown message type: {str(kind)[:100]}")
     try:
         return form.model_validate(fields)
     except ValidationError as error:
-        raise refused(error.errors()) from None
+        raise (refused_exactly if exact else refused)(error.errors()) from None
 
 
 async def _answer(session: JsonSession, message: Message) -> tuple[str, dict[str, Any]]:
@@ -130,6 +133,8 @@ async def _answer(session: JsonSession, message: Message) -> tuple[str, dict[str
         return "observation", await session.step(message.data)
     if isinstance(message, BatchStepMessage):
         return "observation", await session.batch_step(message.data)
+    if isinstance(message, ExactResetMessage):
+        return "observation", await session.reset_exactly(message.data)
     if isinstance(message, ResetMessage):
         return "observation", await session.reset(message.data)
     if isinstance(message, McpMessage):

@@ -1,4 +1,4 @@
-"""All sessions of a server: opens them, keeps the disconnected for their grace time, reaps the idle, closes all at shutdown."""
+"""All sessions of a server: opens them, keeps the disconnected for a while, reaps the idle, closes all at shutdown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Final
 
+from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.server.adapters import EnvSource
-from openenv_gym.server.capacity import Capacity
+from openenv_gym.server.capacity import Capacity, CapacityReached
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.executor import Executor
 from openenv_gym.server.probe import Probe, probe
@@ -17,9 +19,18 @@ from openenv_gym.server.session import Session
 from openenv_gym.server.settings import ServerSettings
 from openenv_gym.server.slots import Slots
 
-__all__ = ["Registry"]
+__all__ = ["GoingAway", "Registry"]
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = 1.0
+
+
+class GoingAway(OpenEnvGymError):
+    """Raised when a session is wanted of a server that is shutting down."""
+
+    def __str__(self) -> str:
+        return "the server is shutting down"
 
 
 class Registry:
@@ -52,12 +63,12 @@ class Registry:
         self.capacity = Capacity(settings.max_envs)
         self.sessions: dict[str, Session] = {}
         self.draining = False
-        # A limit on one env's step can only be kept where that env has a thread of its own.
-        self._executor = Executor(
-            max_workers=settings.max_workers, apart=self.probe.waits or settings.max_step_s is not None
-        )
+        # An env that takes too long can only be given up together with its thread.
+        apart = self.probe.waits or settings.max_step_s is not None
+        self._executor = Executor(max_workers=settings.max_workers, apart=apart)
+        self._leaving: set[Session] = set()
         self._graces: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.Task[None] | None = None
 
     @property
@@ -71,15 +82,19 @@ class Registry:
             self._reaper = asyncio.create_task(self._reap(self.settings.idle_timeout_s))
 
     async def stop(self) -> None:
-        """Close all sessions; envs that don't end within ``shutdown_s`` are left behind."""
+        """Close all sessions; envs that don't end within ``shutdown_s`` are left behind. Stopping twice is fine."""
         self.draining = True
         if self._reaper is not None:
             self._reaper.cancel()
-        ending = [asyncio.create_task(self.end(session)) for session in list(self.sessions.values())]
-        if ending:
-            _, stuck = await asyncio.wait(ending, timeout=self.settings.shutdown_s)
+        for session in list(self.sessions.values()):
+            self._dismiss(session, 1012, "the server is shutting down")
+        if self._endings:  # those too that began before
+            _, stuck = await asyncio.wait(self._endings, timeout=self.settings.shutdown_s)
+            for ending in stuck:
+                ending.cancel()
             if stuck:
                 logger.warning("%d session(s) did not end within %g s", len(stuck), self.settings.shutdown_s)
+                await asyncio.wait(stuck, timeout=1)  # they still tell their clients
         self._executor.stop()
 
     async def open(
@@ -99,72 +114,117 @@ class Registry:
             max_episode_steps: truncate episodes at this length.
 
         Raises:
-            CapacityReached: if there is no room, before anything is built.
+            GoingAway: if the server is shutting down.
+            CapacityReached: if there is no room, before anything is built or allocated.
             FactoryError: if an env can't be built.
+            SpaceError: if an env has other spaces than the server's.
         """
-        slots = Slots(
-            self.source,
-            count,
-            (self.probe.observation_space, self.probe.action_space),
-            encoding,
-            render_mode=render_mode,
-            max_episode_steps=max_episode_steps,
-            debug=self.settings.debug,
-        )
-        self.capacity.reserve(count)
-        session = Session(slots, self._executor.place(count), self.settings)
+        await self._reserve(count)
+        try:
+            slots = Slots(
+                self.source,
+                count,
+                (self.probe.observation_space, self.probe.action_space),
+                encoding,
+                render_mode=render_mode,
+                max_episode_steps=max_episode_steps,
+                debug=self.settings.debug,
+            )
+            session = Session(slots, self._executor, self.settings)
+        except BaseException:
+            self.capacity.release(count)
+            raise
         self.sessions[session.name] = session
         try:
-            await session.build()
+            await self._build(session)
         except BaseException:
-            await asyncio.shield(self.end(session))
+            await asyncio.shield(self._dismiss(session, 1011, "the session could not be opened"))
             raise
         return session
+
+    async def _reserve(self, count: int) -> None:
+        """Take room, and wait a little for what is just being given back.
+
+        A client that closes one session and at once opens the next, as a training script does between two runs, must
+        not find the server full of its own old envs.
+        """
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            if self.draining:
+                raise GoingAway
+            try:
+                return self.capacity.reserve(count)
+            except CapacityReached:
+                patience_s = end - time.monotonic()
+                if not self._leaving or patience_s <= 0:
+                    raise
+            closing = [asyncio.create_task(session.close()) for session in self._leaving]  # all of these only wait
+            await asyncio.wait(closing, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in closing:
+                waiting.cancel()
+
+    async def _build(self, session: Session) -> None:
+        await session.build()
+        if session.closed:  # by `stop`, meanwhile
+            raise GoingAway
 
     async def end(self, session: Session) -> None:
         """Close a session and give its room back; closing twice is fine."""
         self._cancel_grace(session)
-        if self.sessions.pop(session.name, None) is None:
-            return
+        found = self.sessions.pop(session.name, None)
+        if found is not None:
+            self._leaving.add(session)
         try:
             await session.close()
         finally:
-            self.capacity.release(session.slots.count)
-            for worker in session.workers:
-                self._executor.leave(worker)
+            if found is not None:
+                self._leaving.discard(session)
+                self.capacity.release(session.slots.count)
 
     def find(self, name: str, secret: str) -> Session | None:
         """The session to resume, if it is still there and the secret is right."""
         session = self.sessions.get(name)
         if session is None or not secrets.compare_digest(session.secret.encode(), secret.encode()):
             return None
-        self._cancel_grace(session)
         return session
+
+    def connected(self, session: Session) -> None:
+        """Note that a session has a connection again."""
+        self._cancel_grace(session)
 
     def disconnected(self, session: Session) -> None:
         """Keep a session for its grace time."""
         if session.name in self.sessions:
             self._cancel_grace(session)
-            loop = asyncio.get_running_loop()
-            self._graces[session.name] = loop.call_later(self.settings.grace_s, self._end_soon, session)
-
-    def _end_soon(self, session: Session) -> None:
-        task = asyncio.create_task(self.end(session))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._graces[session.name] = asyncio.get_running_loop().call_later(
+                self.settings.grace_s, self._dismiss, session, 1001, "the grace time is over"
+            )
 
     def _cancel_grace(self, session: Session) -> None:
         grace = self._graces.pop(session.name, None)
         if grace is not None:
             grace.cancel()
 
+    def _dismiss(self, session: Session, code: int, reason: str) -> asyncio.Task[None]:
+        """Close a session, and then its connection: a late request gets ``SESSION_EXPIRED``, and no closed env."""
+
+        async def dismiss() -> None:
+            try:
+                await self.end(session)
+            finally:
+                await session.disconnect(code, reason)
+
+        ending = asyncio.create_task(dismiss())
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        return ending
+
     async def _reap(self, limit_s: float) -> None:
         while True:
             await asyncio.sleep(min(limit_s / 4, 10.0))
             for session in self._idle(limit_s):
                 logger.info("session %s was idle for %g s and is closed", session.name, limit_s)
-                await session.disconnect(4408, "idle for too long")
-                await self.end(session)
+                self._dismiss(session, 4408, "idle for too long")
 
     def _idle(self, limit_s: float) -> Sequence[Session]:
         latest = time.monotonic() - limit_s

@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import FastAPI
 
+from openenv_gym.server.registry import Registry
 from openenv_gym.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 __all__ = ["Server", "make_server"]
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that says when it answers.
+    """A uvicorn server that says when it answers, and that closes the envs' sessions before it closes sockets.
 
     Args:
         config: uvicorn's configuration.
+        registry: the application's sessions.
         on_started: called once it listens and the application has started.
+        interruptible: whether SIGINT (Ctrl-C) ends it.
     """
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        registry: Registry,
+        on_started: Callable[[], None] | None = None,
+        *,
+        interruptible: bool = True,
+    ) -> None:
         super().__init__(config)
+        self._registry = registry
         self._on_started = on_started
+        self._interruptible = interruptible
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server``."""
         await super().startup(sockets)
-        if self.started and self._on_started is not None:
+        if self._on_started is not None:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See ``uvicorn.Server``."""
+        # uvicorn would close the sockets, wait for running steps, and only then let the application stop them: the
+        # replies of steps that do end were lost, and those that don't were waited for twice.
+        await self._registry.stop()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See ``uvicorn.Server``."""
+        if sig != signal.SIGINT or self._interruptible:
+            super().handle_exit(sig, frame)
 
 
 def make_server(
@@ -41,6 +69,7 @@ def make_server(
     port: int = 0,
     log_level: str = "warning",
     on_started: Callable[[], None] | None = None,
+    interruptible: bool = True,
     **config: Any,
 ) -> Server:
     """A server for an application, ready to run.
@@ -52,6 +81,7 @@ def make_server(
         port: the port; 0 takes a free one.
         log_level: uvicorn's log level.
         on_started: called once the server answers.
+        interruptible: whether SIGINT (Ctrl-C) ends it.
         **config: more of ``uvicorn.Config``, such as ``ssl_certfile``.
     """
     return Server(
@@ -66,8 +96,10 @@ def make_server(
             ws_max_size=settings.max_message_bytes,
             ws_ping_interval=settings.ping_interval_s,
             ws_ping_timeout=settings.ping_timeout_s,
-            timeout_graceful_shutdown=int(settings.shutdown_s) + 1,
+            timeout_graceful_shutdown=1,  # running steps had their time before, see `Server.shutdown`
             **config,
         ),
+        app.state.registry,
         on_started,
+        interruptible=interruptible,
     )

@@ -7,50 +7,42 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import gymnasium as gym
 
 from openenv_gym.codec import PackError, unpack
 from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.messages import (
-    Call,
     Close,
     Closed,
     Failed,
-    Get,
     Render,
     Reply,
     Request,
     Reset,
     Returned,
-    Set,
     State,
     Step,
     Stepped,
 )
 from openenv_gym.protocol import ServerProtocol
-from openenv_gym.server.adapters import GymnasiumEnv
-from openenv_gym.server.executor import Job, Worker, run_together
+from openenv_gym.server.access import NotAllowed, use_of
+from openenv_gym.server.executor import Executor, Job, Worker, run_together
+from openenv_gym.server.outlet import Connection, Outlet
+from openenv_gym.server.page import Assignment, Page
 from openenv_gym.server.settings import ServerSettings
-from openenv_gym.server.slots import Assignment, Slots
+from openenv_gym.server.slots import Slots
 
 __all__ = ["Connection", "Session"]
 
 logger = logging.getLogger(__name__)
 
-
-class Connection(Protocol):
-    """What a session needs of its WebSocket."""
-
-    async def send(self, frame: bytes) -> None:
-        """Send a binary message; raises ConnectionError once the connection is gone."""
-
-    async def close(self, code: int, reason: str) -> None:
-        """Close the connection; never raises."""
+_Group: TypeAlias = "tuple[Worker, list[Assignment]]"
+"""A worker, and what it does of a request."""
 
 
-class Session:
+class Session(Outlet):
     """One client's envs, on their workers.
 
     Guarantees: everything here belongs to the event loop's thread; envs are touched only by jobs on their workers.
@@ -58,7 +50,7 @@ class Session:
 
     Args:
         slots: the envs.
-        workers: the worker of each slot.
+        executor: gives out the workers.
         settings: the server's settings.
 
     Attributes:
@@ -69,13 +61,14 @@ class Session:
         protocol: ids and kept replies.
         steps: env steps so far.
         last_active: when the last request ended, on the monotonic clock.
-        closed: whether its envs were closed.
+        closed: whether its envs are closed, or about to be.
         client_limit: the largest frame in bytes that its client reads.
     """
 
-    def __init__(self, slots: Slots, workers: Sequence[Worker], settings: ServerSettings) -> None:
+    def __init__(self, slots: Slots, executor: Executor, settings: ServerSettings) -> None:
+        super().__init__()
         self.slots = slots
-        self.workers = workers
+        self.workers = executor.place(slots.count)
         self.name = secrets.token_hex(8)
         self.secret = secrets.token_urlsafe(32)
         self.protocol = ServerProtocol()
@@ -83,17 +76,65 @@ class Session:
         self.last_active = time.monotonic()
         self.closed = False
         self.client_limit = settings.max_message_bytes
+        self._executor = executor
         self._settings = settings
         self._turn = asyncio.Lock()
-        self._sending = asyncio.Lock()
-        self._connection: Connection | None = None
-        self._groups = _by_worker(workers, range(slots.count))
-        self._all = _by_worker(workers, [(n, n) for n in range(slots.count)])
+        self._gone = asyncio.Event()
+        self._everyone = self._by_worker(range(slots.count))
 
     @property
     def busy(self) -> bool:
         """Whether a request is running."""
         return self._turn.locked()
+
+    async def build(self) -> None:
+        """Build the envs. If the session is closed meanwhile, those that are left aren't built.
+
+        Raises:
+            FactoryError: if one can't be built.
+            SpaceError: if one has other spaces than the server's.
+        """
+        errors: list[Exception] = []
+
+        def build_all(group: Sequence[Assignment]) -> None:
+            try:
+                for _, number in group:
+                    if not (errors or self.closed):
+                        self.slots.slots[number].build()
+            except Exception as error:  # noqa: BLE001 - raised below, on the loop's thread
+                errors.append(error)
+
+        async with self._turn:
+            await self._on_workers(self._everyone, build_all)
+            self.last_active = time.monotonic()
+        if errors:
+            raise errors[0]
+
+    async def close(self) -> None:
+        """Close the envs, each on its own thread and once, after what runs there now."""
+        if self.closed:
+            await self._gone.wait()
+            return
+        self.closed = True
+        slots = self.slots.slots
+
+        def close_all(group: Sequence[Assignment]) -> None:
+            for _, number in group:
+                try:
+                    slots[number].close()
+                except BaseException:
+                    logger.exception("closing env %d of session %s failed", number, self.name)
+
+        try:
+            for worker, group in await self._on_workers(self._everyone, close_all, self._settings.max_step_s):
+                logger.warning("env %d of session %s could not be closed in time", group[0][1], self.name)
+                self._executor.abandon(worker)
+        finally:
+            for worker in self.workers:
+                self._executor.leave(worker)
+            self._gone.set()
+
+    # ------------------------------------------------------------------------------------------- requests
 
     async def execute(self, request: Request) -> Reply:
         """Run a request; whatever goes wrong is in the reply.
@@ -102,126 +143,67 @@ class Session:
             request: a request with slots that exist or not.
 
         Returns:
-            the reply with the same id.
+            the reply with the same id. Its arrays are valid until the next request runs.
         """
         async with self._turn:
             try:
                 if self.closed:
                     return Failed(request.id, "SESSION_EXPIRED", "", "the session was closed")
                 return await self._run(request)
+            except NotAllowed as error:
+                return Failed(request.id, "NOT_ALLOWED", "PermissionError", str(error))
             except (OpenEnvGymError, PackError, ValueError, LookupError) as error:
                 return Failed(request.id, "VALIDATION_ERROR", type(error).__name__, str(error))
+            except Exception as error:  # a mistake of ours: without a reply the client would wait for ever
+                logger.exception("a request of session %s could not be run", self.name)
+                return Failed(request.id, "EXECUTION_ERROR", type(error).__name__, "the server failed; see its log")
             finally:
                 self.last_active = time.monotonic()
 
     async def step_in_turn(self, steps: Sequence[Step], take: Callable[[Stepped], bool]) -> Failed | None:
-        """Run steps of the only env as one job on its worker, which saves handing over each of them.
+        """Run steps of the only env, where possible as one job on its worker, which saves handing over each of them.
 
         Args:
             steps: the steps, each for one slot.
-            take: takes each reply, on the worker, before the next step overwrites it; False ends the job.
+            take: takes each reply before the next step overwrites it, on any thread; False ends the steps.
 
         Returns:
             None, or why nothing was run.
         """
-        taken = 0
-        errors: list[Exception] = []
-
-        def run_all(group: Sequence[Assignment]) -> None:
-            nonlocal taken
-            try:
-                for step in steps:
-                    self.slots.begin()
-                    self.slots.step(group, self.slots.actions(step, 1), step.autoreset)
-                    taken += 1
-                    if not take(self.slots.stepped(step.id, 1)):
-                        return
-            except Exception as error:
-                errors.append(error)
-
         async with self._turn:
             if self.closed:
                 return Failed(0, "SESSION_EXPIRED", "", "the session was closed")
-            await self._scatter(self._all, run_all)
-            self.steps += taken
-            self.last_active = time.monotonic()
-        if errors:
-            raise errors[0]
+            try:
+                if self._settings.max_step_s is None:
+                    await self._steps_as_one(steps, take)
+                else:  # each of them has its limit
+                    for step in steps:
+                        if not take(await self._step(step)):
+                            break
+            finally:
+                self.last_active = time.monotonic()
         return None
 
-    async def close(self) -> None:
-        """Close the envs, each on its own thread and once."""
-        async with self._turn:
-            if self.closed:
-                return
-            self.closed = True
-
-            def close_all(slots: Sequence[int]) -> None:
-                try:
-                    self.slots.close(slots)
-                except Exception:
-                    logger.exception("closing an env of session %s failed", self.name)
-
-            await self._scatter(self._groups, close_all)
-
-    async def build(self) -> None:
-        """Build the envs.
-
-        Raises:
-            FactoryError: if one can't be built.
-            SpaceError: if one has other spaces than the server's.
-        """
+    async def _steps_as_one(self, steps: Sequence[Step], take: Callable[[Stepped], bool]) -> None:
+        taken = 0
         errors: list[Exception] = []
 
-        def build_all(slots: Sequence[int]) -> None:
+        def run_all(page: Page, group: Sequence[Assignment]) -> None:
+            nonlocal taken
             try:
-                self.slots.build(slots)
-            except Exception as error:
+                for step in steps:
+                    page.clear()
+                    self.slots.step(page, group, self.slots.actions(step, 1), step.autoreset)
+                    taken += 1
+                    if not take(page.stepped(step.id, 1)):
+                        return
+            except Exception as error:  # noqa: BLE001 - raised below, on the loop's thread
                 errors.append(error)
 
-        async with self._turn:
-            await self._scatter(self._groups, build_all)
+        await self._scatter("step", self._everyone, run_all)
+        self.steps += taken
         if errors:
             raise errors[0]
-
-    # ----------------------------------------------------------------------------------------- connections
-
-    async def attach(self, connection: Connection, frames: Sequence[bytes]) -> None:
-        """Make a connection the session's only one, and send what its client misses before anything else.
-
-        Args:
-            connection: the new connection. An older one is closed: its client has given up on it.
-            frames: what to send first.
-        """
-        async with self._sending:
-            old, self._connection = self._connection, connection
-            for frame in frames:
-                await connection.send(frame)
-        if old is not None:
-            await old.close(4409, "resumed on another connection")
-
-    def detach(self, connection: Connection) -> bool:
-        """Forget a connection that ended; False if it was no longer the session's."""
-        if self._connection is not connection:
-            return False
-        self._connection = None
-        return True
-
-    async def deliver(self, frame: bytes) -> None:
-        """Send a reply, if there is a connection; otherwise the client gets it when it resumes."""
-        async with self._sending:
-            if self._connection is not None:
-                try:
-                    await self._connection.send(frame)
-                except ConnectionError:
-                    logger.debug("session %s lost its connection before a reply", self.name)
-
-    async def disconnect(self, code: int, reason: str) -> None:
-        """Close the session's connection, if it has one."""
-        if self._connection is not None:
-            await self._connection.close(code, reason)
-
-    # ------------------------------------------------------------------------------------------- requests
 
     async def _run(self, request: Request) -> Reply:
         if isinstance(request, Step):
@@ -230,99 +212,115 @@ class Session:
             return await self._reset(request)
         if isinstance(request, Close):
             return Closed(request.id)
-        return await self._each(request)
+        count, groups = self._assign(request.slots)
+        if isinstance(request, State) and self.slots.source.openenv:
+            page = await self._scatter("state", groups, self.slots.own_states)
+            return page.returned(request.id, count)
+        if isinstance(request, State):
+            numbers = range(self.slots.count) if request.slots is None else request.slots
+            return Returned(request.id, [self.slots.state(n) for n in numbers], [])
+        use = use_of(request, count, self._settings)
+        name = "render" if isinstance(request, Render) else request.name
+        page = await self._scatter(name, groups, lambda page, group: self.slots.each(page, group, use))
+        return page.returned(request.id, count)
 
-    async def _step(self, request: Step) -> Reply:
+    async def _step(self, request: Step) -> Stepped:
         count, groups = self._assign(request.slots)
         if request.autoreset is not None:
             gym.vector.AutoresetMode(request.autoreset)  # ValueError for an unknown mode
         actions = self.slots.actions(request, count)
-        self.slots.begin()
-        await self._scatter(groups, lambda group: self.slots.step(group, actions, request.autoreset))
+        page = await self._scatter(
+            "step", groups, lambda page, group: self.slots.step(page, group, actions, request.autoreset)
+        )
         self.steps += count
-        return self.slots.stepped(request.id, count)
+        return page.stepped(request.id, count)
 
     async def _reset(self, request: Reset) -> Reply:
         count, groups = self._assign(request.slots)
-        for name in ("seeds", "options"):
-            given = getattr(request, name)
-            if given is not None and len(given) != count:
-                raise ValueError(f"{len(given)} {name} for {count} envs")
-        self.slots.begin()
-        await self._scatter(groups, lambda group: self.slots.reset(group, request))
-        return self.slots.observed(request.id, count)
-
-    async def _each(self, request: Call | Get | Set | Render | State) -> Reply:
-        count, groups = self._assign(request.slots)
-        if isinstance(request, State):
-            numbers = range(self.slots.count) if request.slots is None else request.slots
-            return Returned(request.id, [self.slots.state(n) for n in numbers], [])
-        use = self._use(request)
-        if isinstance(request, Set) and len(request.values) != count:
-            raise ValueError(f"{len(request.values)} values for {count} envs")
-        values: list[Any] = [None] * count
-        self.slots.begin()
-        await self._scatter(groups, lambda group: self.slots.each(group, values, use))
-        return Returned(request.id, values, self.slots.failures)
-
-    def _use(self, request: Call | Get | Set | Render) -> Callable[[GymnasiumEnv, int], Any]:
-        """What to do with each env, as ``use(env, position)``."""
-        if isinstance(request, Render):
-            return lambda env, position: env.render()
-        if isinstance(request, Set):
-            self._allow(request.name, self._settings.allow_set, "set")
-            values = [unpack(value) for value in request.values]
-            return lambda env, position: env.set(request.name, values[position], force=request.force)
-        if isinstance(request, Get):
-            self._allow(request.name, self._settings.allow_get, "read")
-            return lambda env, position: _plain(env.get(request.name), request.name)
-        self._allow(request.name, self._settings.allow_call, "call")
-        args, kwargs = unpack(request.args), unpack(request.kwargs)
-
-        def call(env: GymnasiumEnv, position: int) -> Any:
-            found = env.get(request.name)
-            return found(*args, **kwargs) if callable(found) else found
-
-        return call
-
-    def _allow(self, name: str, allowed: frozenset[str] | None, verb: str) -> None:
-        if name.startswith("_") or (allowed is not None and name not in allowed):
-            raise PermissionRefused(f"this server doesn't let clients {verb} {name!r} (see --allow-{verb})")
+        seeds = [None] * count if request.seeds is None else request.seeds
+        options = [None] * count if request.options is None else [unpack(given) for given in request.options]
+        if not len(seeds) == len(options) == count:
+            raise ValueError(f"{len(seeds)} seeds and {len(options)} options for {count} envs")
+        if not all(given is None or isinstance(given, dict) for given in options):
+            raise ValueError("an env's options are a dict or None")
+        page = await self._scatter("reset", groups, lambda page, group: self.slots.reset(page, group, seeds, options))
+        return page.observed(request.id, count)
 
     # -------------------------------------------------------------------------------------------- threads
 
-    def _assign(self, slots: list[int] | None) -> tuple[int, Sequence[tuple[Worker, list[Assignment]]]]:
+    def _assign(self, slots: list[int] | None) -> tuple[int, Sequence[_Group]]:
         if slots is None:
-            return self.slots.count, self._all
-        if not slots or len(set(slots)) != len(slots) or not all(0 <= n < self.slots.count for n in slots):
-            raise ValueError(f"slots {slots} of a session with {self.slots.count}")
-        return len(slots), _by_worker([self.workers[n] for n in slots], list(enumerate(slots)))
+            return self.slots.count, self._everyone
+        count = self.slots.count
+        if not 0 < len(slots) <= count:
+            raise ValueError(f"{len(slots)} slots of a session with {count}")
+        if len(set(slots)) != len(slots) or not all(0 <= n < count for n in slots):
+            raise ValueError(f"slots are numbered from 0 to {count - 1}, and may be named once each")
+        return len(slots), self._by_worker(slots)
 
-    async def _scatter(self, groups: Sequence[tuple[Worker, Any]], work: Callable[[Any], None]) -> None:
-        """Run ``work`` with each group on its worker, and wait until all have ended."""
+    def _by_worker(self, slots: Sequence[int]) -> list[_Group]:
+        groups: dict[Worker, list[Assignment]] = {}
+        for assignment in enumerate(slots):
+            groups.setdefault(self.workers[assignment[1]], []).append(assignment)
+        return list(groups.items())
+
+    async def _scatter(
+        self, doing: str, groups: Sequence[_Group], work: Callable[[Page, list[Assignment]], None]
+    ) -> Page:
+        """Run ``work(page, assignments)`` for each group on its worker; give the page once all have ended.
+
+        An env that isn't done within ``max_step_s`` is given up, and an error stands for it on the page.
+        """
+        page = self.slots.begin()
+        limit_s = self._settings.max_step_s
+        stuck = await self._on_workers(groups, lambda group: work(page, group), limit_s)
+        if stuck and limit_s is not None:
+            self._give_up(doing, stuck)
+            return page.without([assignment for _, (assignment,) in stuck], doing, limit_s)
+        self.slots.end(page)
+        return page
+
+    def _give_up(self, doing: str, stuck: Sequence[_Group]) -> None:
+        """Leave workers alone with their env and the page; what they still do there concerns nobody any more."""
+        for worker, ((_, number),) in stuck:  # with a limit, each env has a worker of its own
+            logger.warning("env %d of session %s is given up: %r takes too long", number, self.name, doing)
+            worker.submit(self.slots.abandon(number).close)
+            self._executor.abandon(worker)
+            if not self.closed:
+                self.workers[number] = self._executor.place(1)[0]
+        self._everyone = self._by_worker(range(self.slots.count))
+
+    async def _on_workers(
+        self, groups: Sequence[_Group], work: Callable[[list[Assignment]], None], limit_s: float | None = None
+    ) -> list[_Group]:
+        """Run ``work(assignments)`` for each group on its worker, and wait until all have ended, or for the limit.
+
+        Returns:
+            the groups that have not ended.
+        """
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        done = asyncio.Event()
+        ended: set[Worker] = set()
+
+        def run(worker: Worker, group: list[Assignment]) -> None:
+            try:
+                work(group)
+            finally:
+                ended.add(worker)
 
         def finish() -> None:
-            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+            try:
+                loop.call_soon_threadsafe(done.set)
+            except RuntimeError:  # the loop is closed, and nobody waits any more
+                logger.debug("a job of session %s ended after the server", self.name)
 
-        jobs: list[tuple[Worker, Job]] = [(worker, lambda group=group: work(group)) for worker, group in groups]  # type: ignore[misc]
+        jobs: list[tuple[Worker, Job]] = [(w, lambda w=w, group=group: run(w, group)) for w, group in groups]  # type: ignore[misc]
         run_together(jobs, finish)
-        await done
-
-
-class PermissionRefused(OpenEnvGymError):
-    """Raised for a name that the server doesn't allow."""
-
-
-def _by_worker(workers: Sequence[Worker], items: Sequence[Any]) -> list[tuple[Worker, list[Any]]]:
-    groups: dict[Worker, list[Any]] = {}
-    for worker, item in zip(workers, items, strict=True):
-        groups.setdefault(worker, []).append(item)
-    return list(groups.items())
-
-
-def _plain(value: Any, name: str) -> Any:
-    if callable(value):
-        raise AttributeError(f"{name!r} is a method; only plain data can be read")
-    return value
+        if limit_s is None:
+            await done.wait()
+            return []
+        try:
+            await asyncio.wait_for(done.wait(), limit_s)
+        except asyncio.TimeoutError:
+            return [group for group in groups if group[0] not in ended]
+        return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from openenv_gym.errors import OptionError
 
@@ -21,15 +21,17 @@ class ServerSettings(BaseModel):
         token: what clients must show as ``Authorization: Bearer …``; None admits everybody.
         allowed_origins: values of the ``Origin`` header that browsers may come with, compared exactly. A request
             without the header, which is what programs send, is always admitted.
-        allow_call: methods that clients may call. Names with a leading underscore never are.
-        allow_set: attributes that clients may set.
+        allow_call: methods that clients may call; None for all. Names with a leading underscore never are.
+        allow_set: attributes that clients may set; None for all public ones.
         allow_get: attributes that clients may read; None lets them read every public attribute that is plain data.
         env_kwargs: keyword arguments for the environment.
         env_name: the name to publish; None takes the env's own.
         grace_s: seconds that a session outlives a broken connection.
         idle_timeout_s: seconds without a request after which a session is closed; None never does. The time that an
             env takes for a step doesn't count.
-        max_step_s: seconds that one step or reset of one env may take; None sets no limit.
+        max_step_s: seconds that one call of one env (step, reset, render, close, …) may take; None sets no limit. An
+            env that takes longer is given up with its thread: its row is a ``STEP_TIMEOUT``, and its next reset builds
+            a new one. So each env has a thread of its own, and ``max_workers`` can't be set as well.
         max_message_size_mb: the largest message in MiB, in either direction.
         ping_interval_s: seconds between WebSocket pings; None sends none.
         ping_timeout_s: seconds after which a missing pong closes the connection; None waits for ever.
@@ -43,19 +45,25 @@ class ServerSettings(BaseModel):
     max_workers: int | None = Field(default=None, ge=1)
     token: SecretStr | None = None
     allowed_origins: tuple[str, ...] = ()
-    allow_call: frozenset[str] = frozenset()
-    allow_set: frozenset[str] = frozenset()
+    allow_call: frozenset[str] | None = frozenset()
+    allow_set: frozenset[str] | None = frozenset()
     allow_get: frozenset[str] | None = None
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     env_name: str | None = None
     grace_s: float = Field(default=60.0, ge=0)
     idle_timeout_s: float | None = Field(default=3600.0, gt=0)
     max_step_s: float | None = Field(default=None, gt=0)
-    max_message_size_mb: float = Field(default=100.0, gt=0)
+    max_message_size_mb: float = Field(default=100.0, gt=0, allow_inf_nan=False)
     ping_interval_s: float | None = Field(default=60.0, gt=0)
     ping_timeout_s: float | None = Field(default=60.0, gt=0)
     shutdown_s: float = Field(default=5.0, ge=0)
     debug: bool = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ServerSettings:
+        if self.max_step_s is not None and self.max_workers is not None:
+            raise ValueError("max_step_s gives each env a thread of its own, so max_workers can't be set as well")
+        return self
 
     @property
     def max_message_bytes(self) -> int:
@@ -72,6 +80,11 @@ class ServerSettings(BaseModel):
         try:
             return cls(**options)
         except ValidationError as error:
-            problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
+            problems = [_problem(e["loc"], e["msg"]) for e in error.errors(include_input=False)]
             known = ", ".join(cls.model_fields)
             raise OptionError(f"bad option(s): {'; '.join(problems)} (known: {known})") from None
+
+
+def _problem(where: tuple[int | str, ...], what: str) -> str:
+    what = what.removeprefix("Value error, ")
+    return f"{'.'.join(map(str, where))}: {what}" if where else what

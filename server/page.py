@@ -1,0 +1,157 @@
+"""What the threads that work on one request write down. No threads and no I/O here."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from openenv_gym.codec import PackError
+from openenv_gym.errors import FactoryError, SpaceError
+from openenv_gym.messages import Array, EnvFailure, FinalRows, Observed, Returned, Stepped
+from openenv_gym.server.encoding import Encoding
+from openenv_gym.server.slot import Slot
+
+__all__ = ["Assignment", "Page"]
+
+Assignment = tuple[int, int]
+"""A position in a request, and the slot that stands there."""
+
+
+class Page:
+    """Rows of a reply to be, and the slots that they come from.
+
+    A request borrows a page and gives it back when all its threads have ended (`openenv_gym.server.slots.Slots.begin`).
+    A thread that is given up keeps its page, and with it all that it can write: nobody else uses it any more.
+
+    Guarantees: several threads may write at the same time, each its own rows. The arrays of a reply are views of the
+    page, valid until it is borrowed again.
+
+    Args:
+        slots: the session's slots.
+        encoding: how observations and infos travel.
+        debug: put tracebacks into failures.
+
+    Attributes:
+        slots: the session's slots.
+        rewards: the rewards.
+        terminated: which episodes terminated.
+        truncated: which episodes were truncated.
+        infos: the infos, encoded, by position.
+        final_infos: the last infos of episodes whose env was reset in the same step.
+        values: what calls returned, encoded, by position.
+        failures: what envs raised.
+        unseeded: whether a seed was given that an env doesn't take.
+    """
+
+    def __init__(self, slots: Sequence[Slot], encoding: Encoding, *, debug: bool) -> None:
+        self.slots = slots
+        self.rewards = np.zeros(len(slots))
+        self.terminated = np.zeros(len(slots), np.bool_)
+        self.truncated = np.zeros(len(slots), np.bool_)
+        self._encoding = encoding
+        self._debug = debug
+        self._observations = encoding.writer(len(slots))
+        self._final_observations = encoding.writer(len(slots), final=True)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.values: dict[int, Any] = {}
+        self.failures: list[EnvFailure] = []
+        self.unseeded = False
+        self.infos: dict[int, dict[str, Any]] = {}
+        self.final_infos: dict[int, dict[str, Any]] = {}
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def write(self, position: int, observation: Any, info: dict[str, Any]) -> None:
+        """Write an observation and an info, keeping no reference to them."""
+        self._observations.write(position, observation)
+        if info:
+            encoded = self._encoding.info(info)
+            if encoded:
+                self.infos[position] = encoded
+
+    def write_final(self, position: int, observation: Any, info: dict[str, Any]) -> None:
+        """Write how an episode ended whose env is reset in the same step."""
+        self._final_observations.write(position, observation)
+        self.final_infos[position] = self._encoding.info(info)
+
+    def write_value(self, position: int, value: Any) -> None:
+        """Write what a call returned."""
+        self.values[position] = self._encoding.value(value)
+
+    def fail(self, position: int, slot: int, error: BaseException) -> None:
+        """Write what an env raised; its row then holds no data."""
+        for rows in (self.infos, self.final_infos, self.values):
+            rows.pop(position, None)
+        trace = _printable("".join(traceback.format_exception(error))) if self._debug else None
+        self.failures.append(EnvFailure(slot, _code(error), type(error).__name__, _text(error), trace))
+
+    def without(self, stuck: Sequence[Assignment], doing: str, limit_s: float) -> Page:
+        """This page as it is now, but with a failure for each of some envs, whose threads may go on writing here."""
+        page = copy(self)
+        positions = {position for position, _ in stuck}
+        # A dict's own `copy` can't be interrupted by another thread, a comprehension over the shared one could.
+        page.values, page.infos, page.final_infos = (
+            {position: row for position, row in rows.copy().items() if position not in positions}
+            for rows in (self.values, self.infos, self.final_infos)
+        )
+        slots = {slot for _, slot in stuck}
+        page.failures = [failure for failure in self.failures.copy() if failure.slot not in slots]
+        for slot in slots:
+            text = f"env {slot} didn't return from {doing!r} within {limit_s:g} second(s); reset it, to get a new one"
+            page.failures.append(EnvFailure(slot, "STEP_TIMEOUT", "TimeoutError", text))
+        return page
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def observed(self, id: int, count: int) -> Observed:
+        """The reply to a `Reset` of ``count`` envs."""
+        return Observed(id, self._observations.batch(count), self.infos, self._in_order(), self.unseeded)
+
+    def stepped(self, id: int, count: int) -> Stepped:
+        """The reply to a `Step` of ``count`` envs."""
+        return Stepped(
+            id,
+            self._observations.batch(count),
+            Array.of(self.rewards[:count]),
+            Array.of(self.terminated[:count]),
+            Array.of(self.truncated[:count]),
+            self.infos,
+            self._final() if self.final_infos else None,
+            self._in_order(),
+        )
+
+    def returned(self, id: int, count: int) -> Returned:
+        """The reply to a `Call`, `Get`, `Set` or `Render` with ``count`` envs."""
+        return Returned(id, [self.values.get(position) for position in range(count)], self._in_order())
+
+    def _final(self) -> FinalRows:
+        positions = sorted(self.final_infos)
+        return FinalRows(positions, self._final_observations.batch(positions), [self.final_infos[p] for p in positions])
+
+    def _in_order(self) -> list[EnvFailure]:
+        return sorted(self.failures, key=lambda failure: failure.slot)
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, FactoryError):
+        return "FACTORY_ERROR"
+    return "SERIALIZATION_ERROR" if isinstance(error, (SpaceError, PackError)) else "EXECUTION_ERROR"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _printable(str(error))
+    except Exception:  # noqa: BLE001 - a `__str__` that raises must not hide what was raised
+        return "(this exception's text can't be made)"
+
+
+def _printable(text: str) -> str:
+    """Without lone surrogates, which stand for bytes that are no text and can't be sent as such."""
+    return text.encode("utf-8", "replace").decode()
