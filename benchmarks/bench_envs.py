@@ -1,0 +1,52 @@
+"""Envs for the benchmarks, importable by a server's process."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium as gym
+import numpy as np
+
+__all__ = ["blocking", "image", "keyed"]
+
+
+class _Fixed(gym.Env):
+    """An env that costs next to nothing but its observation."""
+
+    def __init__(self, space: gym.Space) -> None:
+        self.observation_space = space
+        self.action_space = gym.spaces.Discrete(2)
+        self.value = space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.value, {}
+
+    def step(self, action):
+        return self.value, 1.0, False, False, {}
+
+
+def image() -> gym.Env:
+    """An observation of (84, 84, 4) bytes."""
+    return _Fixed(gym.spaces.Box(0, 255, (84, 84, 4), np.uint8))
+
+
+def keyed(megabyte: bool = True) -> gym.Env:
+    """Four floats, and with ``megabyte`` a second key of 1 MB."""
+    parts = {"state": gym.spaces.Box(-1, 1, (4,), np.float32)}
+    if megabyte:
+        parts["camera"] = gym.spaces.Box(0, 255, (1 << 20,), np.uint8)
+    return _Fixed(gym.spaces.Dict(parts))
+
+
+class Blocking(_Fixed):
+    """Waits 10 ms in each step, without using the processor."""
+
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+
+def blocking() -> gym.Env:
+    """An env that waits."""
+    return Blocking(gym.spaces.Box(-1, 1, (4,), np.float32))
