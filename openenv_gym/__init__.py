@@ -1,7 +1,7 @@
 """openenv-gym: train on an environment anywhere as if it ran in your own process.
 
-Importing this package registers ``openenv/Remote-v0`` with Gymnasium, for ``gym.make`` and ``gym.make_vec``. Without the
-import, ``gym.make("openenv_gym:openenv/Remote-v0")`` does both.
+Importing this package registers ``openenv/Remote-v0`` with Gymnasium, for ``gym.make`` and ``gym.make_vec``. Without
+the import, ``gym.make("openenv_gym:openenv/Remote-v0")`` does both.
 """
 
 import gymnasium as _gym

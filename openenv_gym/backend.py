@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pydantic import SecretStr
 
 from openenv_gym.errors import OptionError
 from openenv_gym.local import LocalServer
 from openenv_gym.options import RemoteOptions
-from openenv_gym.pool import Pool
+from openenv_gym.pool import Pool, close_all
 
 __all__ = ["Backend"]
+
+_EXIT_S: Final = 1.0
+_open: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 
 class Backend:
@@ -31,7 +35,7 @@ class Backend:
         pool: the connections.
 
     Raises:
-        OptionError: for ``local`` together with ``base_url``, or ``env_kwargs`` without ``local``.
+        OptionError: for ``local`` together with ``base_url``, ``env_kwargs`` without ``local``, or no envs.
     """
 
     def __init__(
@@ -42,6 +46,8 @@ class Backend:
         local: str | Callable[..., Any] | None = None,
         env_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        if num_envs < 1:
+            raise OptionError(f"num_envs must be at least 1, not {num_envs}")
         if local is not None and options.base_url is not None:
             raise OptionError("`local` starts a server of its own: leave out `base_url`, or `local`")
         if local is None and env_kwargs is not None:
@@ -50,13 +56,17 @@ class Backend:
         self.server = LocalServer(local, env_kwargs=env_kwargs, max_envs=num_envs) if local is not None else None
         try:
             if self.server is not None:
-                options = options.model_copy(update={"base_url": self.server.url, "token": SecretStr(self.server.token)})
+                options = options.model_copy(
+                    update={"base_url": self.server.url, "token": SecretStr(self.server.token)}
+                )
             self.pool = Pool(options.pool_settings(num_envs))
         except BaseException:
             if self.server is not None:
                 self.server.close()
             raise
         self._finalizer = weakref.finalize(self, self.pool.close_soon)
+        self._finalizer.atexit = False  # then there is time to wait, see below
+        _open.add(self)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Close the connections within a limit, then the embedded server; never raises, and closing twice is fine.
@@ -68,3 +78,20 @@ class Backend:
             self.pool.close(timeout_s if timeout_s is not None else self.options.close_timeout_s)
         if self.server is not None:
             self.server.close()
+
+    def __reduce__(self) -> Any:
+        """A copy would need sessions of its own, and a pickle would hold the token.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a remote env can't be copied or pickled: make a new one where it is needed")
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Tell the servers of envs that nobody closed, or they would hold their slots for the grace time."""
+    left = list(_open)
+    close_all([backend.pool for backend in left], _EXIT_S)
+    for backend in left:
+        backend.close()

@@ -1,13 +1,15 @@
-"""`EnvClient`: an environment server's ``reset``, ``step`` and ``state`` as plain calls, async or sync, as OpenEnv's client has them.
+"""`EnvClient`: an environment server's ``reset``, ``step`` and ``state`` as plain calls, async or sync.
 
-It speaks the OpenEnv dialect, so it works with every OpenEnv server and with ours. Other than OpenEnv's own client it
-never steps a fresh env in place of one that was lost: after a timeout or a broken connection ``step`` raises, and only
-``reset`` starts anew. For training on many envs use `openenv_gym.RemoteVecEnv`, which is far faster.
+The calls are those of OpenEnv's own client, and it speaks the OpenEnv dialect, so it works with every OpenEnv server
+and with ours. Other than OpenEnv's client it never steps a fresh env in place of a lost one: after a timeout or a
+broken connection ``step`` raises, and only ``reset`` starts anew. For training on many envs use
+`openenv_gym.RemoteVecEnv`, which is far faster.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import warnings
 from collections.abc import Coroutine, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from openenv_gym.dial import Target, default_url, websocket_url
-from openenv_gym.errors import RemoteEnvError, ReplyTimeout
+from openenv_gym.errors import LocalProtocolError, OpenEnvGymError, RemoteEnvError, ReplyTimeout
 from openenv_gym.json_channel import JsonChannel
 from openenv_gym.loop import client_loop
 
@@ -75,7 +77,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         ...     result = await client.step({"action": 0})
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the order of OpenEnv's client
         self,
         base_url: str | None = None,
         connect_timeout_s: float = 10.0,
@@ -101,10 +103,15 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             websocket_ping_timeout_s,
         )
         self._message_timeout_s = message_timeout_s
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._channel = JsonChannel(self._target)
         self._connected = False
+        self._batches = True
+        self._lost: OpenEnvGymError | None = None
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
-        self._turn = asyncio.Lock()
+        self._turns: tuple[asyncio.AbstractEventLoop | None, asyncio.Lock] = (None, asyncio.Lock())
 
     # -------------------------------------------------------------------------------------------- to override
 
@@ -142,9 +149,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ConnectFailed: if the server can't be reached; it is a ``ConnectionError``. `CapacityError` if it is full.
         """
-        if self._channel.gone is not None:
-            await self._within("connect", self._target.connect_timeout_s, self._channel.open())
-            self._connected = True
+        async with self._turn():
+            await self._connect()
         return self
 
     async def reset(self, **kwargs: Any) -> StepResult[ObsT]:
@@ -157,9 +163,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             RemoteEnvError: for an error that the server reports; it is a ``RuntimeError``.
             ReplyTimeout: after ``message_timeout_s``; it is an ``asyncio.TimeoutError``.
         """
-        async with self._turn:
-            await self.connect()
-            return self._parse_result(await self._ask("reset", kwargs))
+        async with self._turn():
+            await self._connect()
+            data = await self._ask("reset", kwargs)
+            self._lost = None
+            return self._parse_result(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Take a step.
@@ -169,8 +177,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ReplyTimeout: after ``message_timeout_s``; it is an ``asyncio.TimeoutError``, and a reset is needed then.
             SessionLost: if the episode is gone; it is a ``ConnectionError``, and a reset is needed.
         """
-        async with self._turn:
-            await self._first_connect()
+        async with self._turn():
+            await self._go_on()
             return self._parse_result(await self._ask("step", self._step_payload(action)))
 
     async def batch_step(self, actions: Sequence[ActT]) -> list[StepResult[ObsT]]:
@@ -182,20 +190,22 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Returns:
             one result for each step that was taken.
         """
-        async with self._turn:
-            await self._first_connect()
+        async with self._turn():
+            await self._go_on()
             payloads = [self._step_payload(action) for action in actions]
-            try:
-                data = await self._ask("batch_step", {"actions": payloads})
-            except RemoteEnvError as error:
-                if error.code != "UNKNOWN_TYPE":
-                    raise
-            else:
-                return [self._parse_result(result) for result in data["results"]]
+            if self._batches:
+                try:
+                    data = await self._ask("batch_step", {"actions": payloads})
+                    return [self._parse_result(result) for result in data["results"]]
+                except RemoteEnvError as error:
+                    if error.code != "UNKNOWN_TYPE":
+                        raise
+                self._batches = False
+                text = f"{self._target.url} knows no batch_step: it is sent one message for each action"
+                warnings.warn(text, stacklevel=2)
             return await self._one_by_one(payloads)
 
     async def _one_by_one(self, payloads: list[dict[str, Any]]) -> list[StepResult[ObsT]]:
-        warnings.warn(f"{self._target.url} knows no batch_step: sending one message for each action", stacklevel=4)
         results: list[StepResult[ObsT]] = []
         for payload in payloads:
             results.append(self._parse_result(await self._ask("step", payload)))
@@ -205,15 +215,15 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def state(self) -> StateT:
         """The env's state, such as ``episode_id`` and ``step_count``."""
-        async with self._turn:
-            await self._first_connect()
+        async with self._turn():
+            if not self._connected:
+                await self._connect()
             return self._parse_state(await self._ask("state", None))
 
     async def new_session(self) -> Self:
         """A connected client of the same kind with a session of its own, closed together with this one."""
-        child = type(self).__new__(type(self))
-        child.__dict__.update(self.__dict__)
-        child._channel, child._children, child._turn = JsonChannel(self._target), [], asyncio.Lock()
+        child = copy.copy(self)
+        child._start_over()  # noqa: SLF001 - of the same class
         await child.connect()
         self._children.append(child)
         return child
@@ -223,10 +233,26 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         children, self._children = self._children, []
         await asyncio.gather(*(child.close() for child in children), self._channel.close())
 
-    async def _first_connect(self) -> None:
-        """Connect if there never was a connection: on a lost one there is no episode to go on with."""
+    def _turn(self) -> asyncio.Lock:
+        """Calls of several tasks take turns. A lock belongs to one event loop, so another loop gets another."""
+        loop = asyncio.get_running_loop()
+        if self._turns[0] is not loop:
+            self._turns = (loop, asyncio.Lock())
+        return self._turns[1]
+
+    async def _connect(self) -> None:
+        self._channel.enter()
+        if self._channel.gone is not None:
+            lost = self._channel.gone if self._connected else None
+            await self._within("connect", self._target.connect_timeout_s, self._channel.open())
+            self._connected, self._lost = True, self._lost or lost
+
+    async def _go_on(self) -> None:
+        """Before a step: on a connection that replaced a lost one there is no episode to go on with."""
         if not self._connected:
-            await self.connect()
+            await self._connect()
+        if self._lost is not None:
+            raise self._lost
 
     async def _ask(self, kind: str, data: dict[str, Any] | None) -> dict[str, Any]:
         message = {"type": kind} if data is None else {"type": kind, "data": data}
@@ -276,34 +302,40 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._client = client
         self._loop = client_loop()
 
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        if self._loop.pid != os.getpid():
+            coroutine.close()
+            raise LocalProtocolError("this client was made before a fork; make a new one in the child process")
+        return self._loop.run(coroutine)
+
     def connect(self) -> Self:
         """See `EnvClient.connect`."""
-        self._loop.run(self._client.connect())
+        self._run(self._client.connect())
         return self
 
     def reset(self, **kwargs: Any) -> StepResult[ObsT]:
         """See `EnvClient.reset`."""
-        return self._loop.run(self._client.reset(**kwargs))
+        return self._run(self._client.reset(**kwargs))
 
     def step(self, action: ActT) -> StepResult[ObsT]:
         """See `EnvClient.step`."""
-        return self._loop.run(self._client.step(action))
+        return self._run(self._client.step(action))
 
     def batch_step(self, actions: Sequence[ActT]) -> list[StepResult[ObsT]]:
         """See `EnvClient.batch_step`."""
-        return self._loop.run(self._client.batch_step(actions))
+        return self._run(self._client.batch_step(actions))
 
     def state(self) -> StateT:
         """See `EnvClient.state`."""
-        return self._loop.run(self._client.state())
+        return self._run(self._client.state())
 
     def new_session(self) -> SyncEnvClient[ActT, ObsT, StateT]:
         """See `EnvClient.new_session`."""
-        return SyncEnvClient(self._loop.run(self._client.new_session()))
+        return SyncEnvClient(self._run(self._client.new_session()))
 
     def close(self) -> None:
         """See `EnvClient.close`."""
-        self._loop.run(self._client.close())
+        self._run(self._client.close())
 
     def __enter__(self) -> Self:
         return self.connect()

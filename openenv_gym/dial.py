@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import logging
 import os
 import ssl
 from collections.abc import Mapping, Sequence
@@ -16,10 +18,11 @@ from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
     InvalidMessage,
+    InvalidProxy,
     InvalidStatus,
-    InvalidURI,
     PayloadTooBig,
     ProxyError,
+    WebSocketException,
 )
 from websockets.typing import Subprotocol
 
@@ -29,12 +32,15 @@ from openenv_gym.errors import (
     MessageTooLarge,
     NotAWebSocket,
     OptionError,
-    ReplyTimeout,
     TransportError,
     Unauthorized,
 )
 
-__all__ = ["DEFAULT_URL", "SCHEMES", "Target", "dial", "default_url", "lost", "websocket_url"]
+__all__ = ["DEFAULT_URL", "SCHEMES", "Target", "default_url", "dial", "lost", "websocket_url"]
+
+_HARMLESS: Final = frozenset({"host", "upgrade", "connection", "user-agent"})
+_wire: Final = logging.getLogger(f"{__name__}.wire")
+"""What the websockets library says of the connections, such as each frame, at the level DEBUG."""
 
 DEFAULT_URL: Final = "http://localhost:8000"
 SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -52,7 +58,7 @@ def websocket_url(base_url: str) -> str:
         base_url: ``http``, ``https``, ``ws`` or ``wss``, with a path if the server has one, with or without ``/ws``.
 
     Raises:
-        OptionError: if it isn't such a URL.
+        OptionError: if it isn't such a URL, or holds a password.
     """
     try:
         parts = urlsplit(base_url)
@@ -61,6 +67,8 @@ def websocket_url(base_url: str) -> str:
         raise OptionError(f"{base_url!r} isn't a URL: {error}") from None
     if parts.scheme not in SCHEMES or not host:
         raise OptionError(f"{base_url!r} isn't a URL of a server: write it like {DEFAULT_URL} or wss://host/path")
+    if parts.username is not None or parts.password is not None:  # it would show in every error and repr
+        raise OptionError("a URL is no place for a password: pass token=... or headers=...")
     path = parts.path.rstrip("/")
     path = path if path.endswith("/ws") else f"{path}/ws"
     return urlunsplit(SplitResult(SCHEMES[parts.scheme], parts.netloc, path, parts.query, ""))
@@ -89,6 +97,11 @@ class Target:
     ping_interval_s: float | None = 60.0
     ping_timeout_s: float | None = 60.0
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        # Checked here, where nothing can quote it: a library's own error would show it.
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise OptionError("the token has characters that no header can carry, such as a line break at its end")
 
     @property
     def is_loopback(self) -> bool:
@@ -140,11 +153,24 @@ async def dial(
             close_timeout=2,
             max_size=target.max_message_bytes,
             compression=None,
+            logger=_wire,
             create_connection=connection,
             **arguments,
         )
-    except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
+    except (OSError, WebSocketException, EOFError, UnicodeError, ImportError) as error:  # the last two: odd host, SOCKS
         raise _translated(target, error) from error
+
+
+def _mask_header(record: logging.LogRecord) -> bool:
+    """The websockets library logs all headers that it sends, and so the token."""
+    if record.msg == "> %s: %s" and isinstance(record.args, tuple):
+        name = str(record.args[0])
+        if name.lower() not in _HARMLESS and not name.lower().startswith("sec-websocket-"):
+            record.args = (name, "***")
+    return True
+
+
+_wire.addFilter(_mask_header)
 
 
 def _translated(target: Target, error: Exception) -> TransportError:
@@ -159,15 +185,20 @@ def _translated(target: Target, error: Exception) -> TransportError:
         return NotAWebSocket(target.url, f"HTTP {status}")
     if isinstance(error, ProxyError):
         return ConnectFailed(target.url, f"the proxy failed: {error}")
+    if isinstance(error, InvalidProxy):  # its text would show the proxy's password
+        return ConnectFailed(target.url, f"the proxy's URL isn't valid: {error.msg}")
     if isinstance(error, (InvalidMessage, EOFError)):
         return NotAWebSocket(target.url, "it doesn't speak HTTP, or closed the connection at once")
     if isinstance(error, InvalidHandshake):
         return NotAWebSocket(target.url, str(error))
+    if isinstance(error, ConnectionClosed):  # before the handshake was sent
+        return ConnectFailed(target.url, "the connection was closed at once")
     return ConnectFailed(target.url, _reason(error))
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+    # Where a name has several addresses, asyncio raises one OSError with all their texts.
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(error):
         return "connection refused"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
@@ -181,6 +212,7 @@ def lost(target: Target, error: BaseException) -> TransportError:
                 return MessageTooLarge(None, target.max_message_bytes, "max_message_size_mb")
         close = error.rcvd or error.sent
         if close is not None:
-            return ConnectionLost(target.url, f"close code {int(close.code)}{f', {close.reason}' if close.reason else ''}")
+            reason = f", {close.reason}" if close.reason else ""
+            return ConnectionLost(target.url, f"close code {int(close.code)}{reason}")
         return ConnectionLost(target.url, _reason(cause) if isinstance(cause, Exception) else "no close frame")
     return ConnectionLost(target.url, _reason(error) if isinstance(error, Exception) else type(error).__name__)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 from openenv_gym.backend import Backend
-from openenv_gym.batching import check_actions
+from openenv_gym.batching import check_actions, gather_actions
 from openenv_gym.codec import pack
 from openenv_gym.errors import RemoteEnvError
 from openenv_gym.messages import Call, Get, Render, Set
 from openenv_gym.options import RemoteOptions
-from openenv_gym.rollout import Rollout
+from openenv_gym.rendering import METADATA, check_render_mode, metadata_here
+from openenv_gym.rollout import Ask, Rollout, warn
+from openenv_gym.specs import without_secrets, without_type_errors
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
 
 __all__ = ["RemoteEnv"]
 
@@ -33,16 +38,18 @@ class RemoteEnv(gym.Env[Any, Any]):
         observation_space: the env's observation space, after trimming.
         action_space: the env's action space.
         metadata: the env's metadata; this instance's own.
-        render_mode: the env's render mode.
+        render_mode: the env's render mode, which is None if it doesn't have the one that was asked for.
+        spec: how ``gymnasium.make`` made it, without the token.
         options: the validated options.
 
     Raises:
-        OptionError: for an unknown option or a bad value.
-        ConnectFailed: if the server can't be reached; `CapacityError` if it has no room, `Unauthorized` if it refuses the
-            token, `NotAWebSocket` if it is something else.
+        OptionError: for an unknown option or a bad value, and for ``render_mode="human"``.
+        ConnectFailed: if the server can't be reached; `CapacityError` if it has no room, `Unauthorized` if it refuses
+            the token, `NotAWebSocket` if it is something else.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"], "render_fps": 30}  # noqa: RUF012 - Gymnasium's
+    metadata: dict[str, Any] = METADATA
+    _spec: EnvSpec | None = None
 
     def __init__(
         self,
@@ -54,14 +61,14 @@ class RemoteEnv(gym.Env[Any, Any]):
     ) -> None:
         self._backend: Backend | None = None
         self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options})
-        self._backend = Backend(self.options, 1, local=local, env_kwargs=env_kwargs)
-        self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=lambda t: gym.logger.warn("%s", t))
+        check_render_mode(self.options.render_mode, "gymnasium.wrappers.HumanRendering")
+        with without_type_errors():
+            self._backend = Backend(self.options, 1, local=local, env_kwargs=env_kwargs)
+        self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn)
         link = self._backend.pool.links[0]
         self.observation_space = link.observation_space
         self.action_space = link.action_space
-        self.render_mode = link.metadata.get("render_mode")
-        self.metadata = {k: v for k, v in link.metadata.items() if k != "render_mode"}
-        self.metadata["render_modes"] = list(self.metadata.get("render_modes", ()))
+        self.metadata, self.render_mode = metadata_here(link.metadata, self.options.render_mode, warn)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env.
@@ -100,7 +107,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             ReplyTimeout: after ``message_timeout_s``; the env needs a reset then.
         """
         self._assert_open()
-        leaves = check_actions(self.action_space, _batch_of_one(self.action_space, action), 1)
+        leaves = check_actions(self.action_space, gather_actions(self.action_space, [action]), 1)
         pending = self.rollout.start_step(leaves, None)
         result = self.rollout.finish_step(pending, self.options.message_timeout_s)
         self.rollout.reader.keep(result.parts)
@@ -115,7 +122,16 @@ class RemoteEnv(gym.Env[Any, Any]):
     def render(self) -> Any:
         """The env's current frame, in ``render_mode``."""
         self._assert_open()
-        return self.rollout.ask(lambda slots, rows: Render(0, slots), "render", self.options.message_timeout_s)[0]
+        return self._ask(lambda slots, _: Render(0, slots), "render")
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """How ``gymnasium.make`` made it, without the token."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        self._spec = without_secrets(spec)
 
     def close(self) -> None:
         """Close the connection; closing twice is fine."""
@@ -134,8 +150,7 @@ class RemoteEnv(gym.Env[Any, Any]):
         self._assert_open()
         packed_args = [pack(arg, f"args[{i}]") for i, arg in enumerate(args)]
         packed_kwargs = {key: pack(value, key) for key, value in kwargs.items()}
-        make = lambda slots, rows: Call(0, slots, name, packed_args, packed_kwargs)  # noqa: E731
-        return self.rollout.ask(make, "call", self.options.message_timeout_s)[0]
+        return self._ask(lambda slots, _: Call(0, slots, name, packed_args, packed_kwargs), "call")
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether this object, or the env on the server, has an attribute that can be read."""
@@ -155,7 +170,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             return getattr(self, name)
         self._assert_open()
         try:
-            return self.rollout.ask(lambda slots, rows: Get(0, slots, name), "get_attr", self.options.message_timeout_s)[0]
+            return self._ask(lambda slots, _: Get(0, slots, name), "get_attr")
         except RemoteEnvError as error:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}: {error}") from error
 
@@ -170,21 +185,14 @@ class RemoteEnv(gym.Env[Any, Any]):
             return True
         self._assert_open()
         packed = pack(value, name)
-        make = lambda slots, rows: Set(0, slots, name, [packed], force)  # noqa: E731
-        return bool(self.rollout.ask(make, "set_attr", self.options.message_timeout_s)[0])
+        return bool(self._ask(lambda slots, _: Set(0, slots, name, [packed], force), "set_attr"))
+
+    def _ask(self, make: Ask, phase: str) -> Any:
+        return self.rollout.ask(make, phase, self.options.message_timeout_s)[0]
 
     def _assert_open(self) -> None:
         if self._backend is None:
             raise gym.error.ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}` after `close()`.")
-
-
-def _batch_of_one(space: gym.Space[Any], action: Any) -> Any:
-    """One action as the batch of a single env."""
-    if isinstance(space, gym.spaces.Dict) and isinstance(action, dict):
-        return {key: _batch_of_one(child, action.get(key)) for key, child in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple) and isinstance(action, (tuple, list)):
-        return tuple(_batch_of_one(child, part) for child, part in zip(space.spaces, action, strict=True))
-    return [action]
 
 
 def _only(infos: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:

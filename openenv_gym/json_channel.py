@@ -1,137 +1,111 @@
-"""One connection in the OpenEnv dialect: a JSON message out, its reply's data or a typed error back.
+"""A session in the OpenEnv dialect: a JSON message out, its reply's data or a typed error back.
 
-Messages are those of OpenEnv (``openenv/core/env_server/types.py``, 0.10). Its servers are strict peers: any extra key or
-binary frame is refused, and replies carry no id. So a reply that is late can't be told from the next one: after a timeout
-the connection is retired, never read again, and its episode is gone.
+Messages are those of OpenEnv (``openenv/core/env_server/types.py``, 0.10). Its servers are strict peers: any extra key
+or binary frame is refused, and replies carry no id. So a reply that is late can't be told from the next one: after a
+timeout the connection is retired, never read again, and its episode is gone.
+
+A session ends with its connection, except a lasting one (see `openenv_gym.openenv_sessions`). There a broken
+connection costs no more than the reply that was under way: `ReplyLost` says so, and the next question goes out on a new
+connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
 
+from openenv_gym import openenv_sessions
 from openenv_gym.dial import Target, dial, lost
 from openenv_gym.errors import (
     CapacityError,
     ConnectionLost,
+    LocalProtocolError,
+    MessageTooLarge,
     OpenEnvGymError,
     RemoteEnvError,
     RemoteProtocolError,
     SessionLost,
+    TransportError,
     remote_env_error,
 )
 from openenv_gym.link import FrameConnection
+from openenv_gym.retry import insist, reason_of
 
-__all__ = ["JsonChannel"]
+__all__ = ["JsonChannel", "ReplyLost"]
 
+_CLOSE_S: Final = 2.0
 _ENDS_SESSION: Final = frozenset({"SESSION_ERROR", "FACTORY_ERROR", "CAPACITY_REACHED"})
 _REPLY_TYPES: Final = {"state": "state", "mcp": "mcp"}
 
 
-class JsonChannel:
-    """One session with a server that speaks JSON.
+class ReplyLost(ConnectionLost):
+    """Raised when a connection broke whose session lives on: whether the question was heard, nobody knows."""
 
-    Guarantees: everything here runs on one event loop, one question at a time.
+
+class JsonConnection:
+    """One WebSocket, and the question that was asked on it.
+
+    Guarantees: one question at a time; a frame that is no reply to the last one is never taken for one.
 
     Args:
         target: the server.
-
-    Attributes:
-        target: the server.
-        gone: why there is no session, or None while there is one.
-        sessions_lost: sessions that ended before `close`.
+        carrier: the open WebSocket.
+        on_end: called once, when it has ended.
     """
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.gone: OpenEnvGymError | None = SessionLost(target.url, "not connected")
-        self.sessions_lost = 0
-        self._connection: FrameConnection | None = None
+    def __init__(
+        self, target: Target, carrier: FrameConnection, on_end: Callable[[JsonConnection, TransportError], None]
+    ) -> None:
+        self.carrier = carrier
+        self._target = target
+        self._on_end = on_end
         self._reply: asyncio.Future[bytes] | None = None
         self._unasked: bytes | None = None
-        self._closings: set[asyncio.Task[None]] = set()
-
-    async def open(self, connection: FrameConnection | None = None) -> None:
-        """Start a session, and learn whether the server has room for it.
-
-        Args:
-            connection: a fresh connection; None dials one.
-
-        Raises:
-            CapacityError: if there is no room.
-            RemoteEnvError: if the server can't build the env.
-            TransportError: if it can't be reached, or ends the connection.
-        """
-        await self.drain()
-        if connection is None:
-            dialled = await dial(self.target, connection=FrameConnection)
-            assert isinstance(dialled, FrameConnection)
-            connection = dialled
-        self._connection, self.gone, self._unasked = connection, None, None
-        connection.listen(self._take, lambda error: self._broken(connection, lost(self.target, error)))
-        # A server that is full accepts, says so in an error frame, and closes (OpenEnv's `websocket_endpoint`): one
-        # question brings that out now, so that a vector env gets all its envs or none.
-        try:
-            await self.ask({"type": "state"})
-        except RemoteEnvError as error:
-            if error.code in _ENDS_SESSION:
-                raise
-        except BaseException as error:
-            self.retire(SessionLost(self.target.url, str(error)))
-            raise
+        self._ended: TransportError | None = None
+        carrier.listen(self._take, lambda error: self._end(lost(target, error)))
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and return its reply's data. If the wait is cancelled, the session is retired.
+        """Send a message and return its reply's data.
 
         Raises:
             RemoteEnvError: for an error reply, or `CapacityError` if that is the reason.
-            SessionLost: if there is no session, or it ends first.
             RemoteProtocolError: for a reply that isn't one.
+            TransportError: if the connection ends first.
+            LocalProtocolError: if another question has no reply yet.
         """
-        try:
-            frame = await self._exchange(msgspec.json.encode(message))
-        except asyncio.CancelledError:
-            self.retire(SessionLost(self.target.url, "a reply was late, and OpenEnv's replies can't be told apart"))
-            raise
+        unasked, self._unasked = self._unasked, None
+        # A full server says so before it closes (OpenEnv's `websocket_endpoint`), whether or not it was asked.
+        kind, data = self._decoded(unasked if unasked is not None else await self._exchange(message))
+        if kind == "error":
+            raise _reported(self._target, data)
+        expected = _REPLY_TYPES.get(message["type"], "observation")
+        if unasked is not None or kind != expected:
+            what = "a message that nobody asked for" if unasked is not None else f"{kind!r} instead of {expected!r}"
+            raise RemoteProtocolError(f"{self._target.url} sent {what}")
+        return data
+
+    async def _exchange(self, message: dict[str, Any]) -> bytes:
+        if self._ended is not None:
+            raise self._ended
+        if self._reply is not None and not self._reply.done():
+            raise LocalProtocolError("one question at a time: the last one has no reply yet")
+        self._reply = asyncio.get_running_loop().create_future()
+        self.carrier.write_text(msgspec.json.encode(message))
+        return await self._reply
+
+    def _decoded(self, frame: bytes) -> tuple[Any, dict[str, Any]]:
         try:
             reply = msgspec.json.decode(frame, type=dict[str, Any])
         except msgspec.MsgspecError as error:
-            raise self._bad_reply(f"a reply that isn't JSON: {error}") from None
+            raise RemoteProtocolError(f"{self._target.url} sent a reply that isn't JSON: {error}") from None
         kind, data = reply.get("type"), reply.get("data")
         if not isinstance(data, dict):
-            raise self._bad_reply(f"a reply of type {kind!r} without data")
-        if kind == "error":
-            raise self._reported(data)
-        expected = _REPLY_TYPES.get(message["type"], "observation")
-        if kind != expected:
-            raise self._bad_reply(f"{kind!r} instead of {expected!r}")
-        return data
-
-    async def _exchange(self, message: bytes) -> bytes:
-        if self._unasked is not None:  # what a full server says before it closes, whether or not it can still be asked
-            frame, self._unasked = self._unasked, None
-            return frame
-        if self._connection is None:
-            raise self.gone or SessionLost(self.target.url, "not connected")
-        self._reply = asyncio.get_running_loop().create_future()
-        self._connection.write_text(message)
-        return await self._reply
-
-    def _reported(self, data: dict[str, Any]) -> OpenEnvGymError:
-        code, text = str(data.get("code", "UNKNOWN")), str(data.get("message", ""))
-        if data.get("errors"):
-            text = f"{text}: {data['errors']}"
-        if code in _ENDS_SESSION:
-            self.retire(SessionLost(self.target.url, text))
-        if code == "CAPACITY_REACHED":
-            return CapacityError(self.target.url, data.get("active_sessions"), data.get("max_sessions"), 1)
-        return remote_env_error(code, "", text)
-
-    def _bad_reply(self, what: str) -> RemoteProtocolError:
-        self.retire(SessionLost(self.target.url, f"the server sent {what}"))
-        return RemoteProtocolError(f"{self.target.url} sent {what}")
+            raise RemoteProtocolError(f"{self._target.url} sent a reply of type {kind!r} without data")
+        return kind, data
 
     def _take(self, frame: bytes) -> None:
         if self._reply is not None and not self._reply.done():
@@ -139,40 +113,227 @@ class JsonChannel:
         else:
             self._unasked = frame
 
-    # ------------------------------------------------------------------------------------ ends of sessions
+    def _end(self, error: TransportError) -> None:
+        if self._ended is None:
+            self._ended = error
+            self.fail(error)
+            self._on_end(self, error)
 
-    def retire(self, error: OpenEnvGymError) -> None:
-        """Never read the connection again, close it without waiting, and fail what waits."""
-        if self.gone is None:
-            self.sessions_lost += 1
-        self.gone = error
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.ignore()
-            task = asyncio.get_running_loop().create_task(_quietly_close(connection))
-            self._closings.add(task)
-            task.add_done_callback(self._closings.discard)
+    def fail(self, error: Exception) -> None:
+        """Give whoever waits for a reply an error instead."""
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
 
-    async def close(self) -> None:
-        """End the session; the connection closes before this returns, within the library's close timeout."""
-        if self._connection is not None:
-            self._connection.write_text(b'{"type":"close"}')
-            self.gone = SessionLost(self.target.url, "closed by this side")  # set first: this loss doesn't count
-            self.retire(self.gone)
+
+class JsonChannel:
+    """One session with a server that speaks JSON.
+
+    Guarantees: a connection is used on the event loop that it was opened on.
+
+    Args:
+        target: the server.
+        lasting: make sessions that outlive a broken connection.
+        reconnect_timeout_s: total limit for attaching to one again.
+
+    Attributes:
+        target: the server.
+        gone: why there is no session, or None while there is one.
+        sessions_lost: sessions that ended before `close`.
+        reconnects: how often a broken connection was replaced.
+    """
+
+    def __init__(self, target: Target, *, lasting: bool = False, reconnect_timeout_s: float = 0.0) -> None:
+        self.target = target
+        self.gone: OpenEnvGymError | None = SessionLost(target.url, "not connected")
+        self.sessions_lost = self.reconnects = 0
+        self._lasting = lasting
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._session: str | None = None
+        self._connection: JsonConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closings: set[asyncio.Task[None]] = set()
+
+    async def open(self, fresh: FrameConnection | None = None) -> None:
+        """Start a session, and learn whether the server has room for it.
+
+        Args:
+            fresh: a connection, for a session that isn't lasting; None dials one.
+
+        Raises:
+            CapacityError: if there is no room.
+            RemoteEnvError: if the server can't build the env.
+            TransportError: if it can't be reached, or ends the connection.
+        """
+        self.enter()
         await self.drain()
+        if self._lasting:
+            self._session = await self._create()
+        try:
+            await self._attach(fresh)
+        except BaseException as error:
+            self._leave(SessionLost(self.target.url, reason_of(error)), _hang_up)
+            raise
+        self.gone = None
 
-    async def drain(self) -> None:
-        """Wait until retired connections are closed: their slots are free then."""
-        if self._closings:
-            await asyncio.wait(set(self._closings))
+    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message and return its reply's data. If the wait is cancelled, the session is retired.
 
-    def _broken(self, connection: FrameConnection, error: OpenEnvGymError) -> None:
+        Raises:
+            RemoteEnvError: for an error reply, or `CapacityError` if that is the reason.
+            SessionLost: if there is no session, or it ends first.
+            ReplyLost: if the connection of a lasting session breaks first.
+            RemoteProtocolError: for a reply that isn't one.
+            LocalProtocolError: if another question wasn't answered, or the connection belongs to another event loop.
+        """
+        self.enter()
+        if self.gone is not None:
+            raise self.gone
+        try:
+            if self._connection is None:
+                await insist(self._attach_again, self._reconnect_timeout_s, self.target.url)
+            assert self._connection is not None
+            return await self._connection.ask(message)
+        except ConnectionLost as error:
+            lives_on = self._session is not None and not isinstance(error, SessionLost)
+            raise ReplyLost(self.target.url, error.reason) if lives_on else self.retire(error) from error
+        except (asyncio.CancelledError, RemoteProtocolError, MessageTooLarge) as error:
+            self.retire(error)
+            raise
+        except RemoteEnvError as error:
+            if error.code in _ENDS_SESSION:
+                self.retire(error)
+            raise
+
+    def enter(self) -> None:
+        """Make the running event loop this channel's. A connection on a loop that has ended is lost.
+
+        Raises:
+            LocalProtocolError: if the loop before still runs.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and self._loop.is_running():
+            raise LocalProtocolError("this client is in use on another event loop; make one for each loop")
+        if self._connection is not None:
+            self.sessions_lost += 1
+            self.gone = SessionLost(self.target.url, "its event loop has ended")
+            self._connection.carrier.forsake()
+        self._loop, self._connection = loop, None
+        self._closings.clear()
+
+    # ----------------------------------------------------------------------------------------- connections
+
+    async def _attach(self, fresh: FrameConnection | None = None) -> None:
+        if fresh is None:
+            target = self.target if self._session is None else openenv_sessions.attached(self.target, self._session)
+            dialled = await dial(target, connection=FrameConnection)
+            assert isinstance(dialled, FrameConnection)
+            fresh = dialled
+        connection = JsonConnection(self.target, fresh, self._broken)
+        try:
+            await connection.ask(
+                {"type": "state"}
+            )  # brings out whether a server is full, before anything depends on it
+        except BaseException as error:
+            if not isinstance(error, RemoteEnvError) or error.code in _ENDS_SESSION:
+                self._background(_hang_up(fresh))
+                raise
+        self._connection = connection
+
+    async def _create(self) -> str:
+        """Make a lasting session; if the wait for it is cancelled, it is closed as soon as it is known."""
+        making = asyncio.ensure_future(openenv_sessions.create(self.target))
+
+        async def unmake() -> None:
+            with contextlib.suppress(OpenEnvGymError):
+                await openenv_sessions.destroy(self.target, await making, _CLOSE_S)
+
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._background(unmake())
+            raise
+
+    async def _attach_again(self) -> None:
+        """One attempt to get a connection to the session that lives on."""
+        try:
+            await self._attach()
+        except RemoteEnvError as error:
+            if "Unknown session_id" in error.message:
+                raise SessionLost(self.target.url, error.message) from error
+            # The server hasn't noticed yet that the old connection is gone.
+            raise ConnectionLost(self.target.url, error.message) from error
+        self.reconnects += 1
+
+    def _broken(self, connection: JsonConnection, error: TransportError) -> None:
         if connection is self._connection:
-            reason = error.reason if isinstance(error, ConnectionLost) else str(error)
-            self.retire(SessionLost(self.target.url, reason))
+            self._connection = None
+            if self._session is None or isinstance(error, MessageTooLarge):
+                self.retire(error)
+
+    # ------------------------------------------------------------------------------------ ends of sessions
+
+    def retire(self, error: BaseException) -> OpenEnvGymError:
+        """Never read the connection again, end it without waiting, fail what waits, and return why all that."""
+        if self.gone is not None:
+            return self.gone
+        late = isinstance(error, asyncio.CancelledError)
+        reason = "a reply was late, and OpenEnv's replies can't be told apart" if late else reason_of(error)
+        self.sessions_lost += 1
+        return self._leave(SessionLost(self.target.url, reason), _hang_up)
+
+    async def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """End the session, and wait within the limit until the server has freed its slot and closed the connection."""
+
+        async def take_leave(carrier: FrameConnection) -> None:
+            carrier.write_text(b'{"type":"close"}')
+            try:
+                await asyncio.wait([asyncio.ensure_future(carrier.wait_closed())], timeout=timeout_s)
+            finally:
+                carrier.transport.abort()
+
+        self.enter()
+        self._leave(SessionLost(self.target.url, "closed by this side"), take_leave)
+        await self.drain(timeout_s)
+
+    async def drain(self, timeout_s: float = 2 * _CLOSE_S) -> None:
+        """Wait until sessions that were left are closed, and their slots free."""
+        if self._closings:
+            await asyncio.wait(set(self._closings), timeout=timeout_s)
+
+    def _leave(self, reason: SessionLost, end: Callable[[FrameConnection], Coroutine[Any, Any, None]]) -> SessionLost:
+        connection, self._connection = self._connection, None
+        session, self._session = self._session, None
+        self.gone = reason
+
+        async def leave() -> None:
+            if connection is not None:
+                await end(connection.carrier)
+            if session is not None:
+                await openenv_sessions.destroy(self.target, session, _CLOSE_S)
+
+        if connection is not None:
+            connection.carrier.ignore()
+            connection.fail(ConnectionLost(self.target.url, reason.reason))
+        if connection is not None or session is not None:
+            self._background(leave())
+        return reason
+
+    def _background(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(closing)
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
 
 
-async def _quietly_close(connection: FrameConnection) -> None:
-    await connection.close()
+async def _hang_up(carrier: FrameConnection) -> None:
+    await carrier.hang_up(_CLOSE_S)
+
+
+def _reported(target: Target, data: dict[str, Any]) -> OpenEnvGymError:
+    code, text = str(data.get("code", "UNKNOWN")), str(data.get("message", ""))
+    if data.get("errors"):
+        text = f"{text}: {data['errors']}"
+    if code == "CAPACITY_REACHED":
+        return CapacityError(target.url, data.get("active_sessions"), data.get("max_sessions"), 1)
+    return remote_env_error(code, "", text)

@@ -1,25 +1,25 @@
 """How an env's values look in OpenEnv's JSON, as the client reads and writes them. No I/O here.
 
-OpenEnv's observations and actions are objects with named fields. A Dict space takes its fields by name; any other space is
-one field, whose name is in the server's ``/schema``.
+OpenEnv's observations and actions are objects with named fields. A Dict space takes its fields by name; any other space
+is one field, whose name is in the server's ``/schema``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
 from openenv_gym.errors import SpaceError
+from openenv_gym.inference import Fields
 from openenv_gym.json_values import from_json, to_json
 
-__all__ = ["JsonForm", "Transition", "field_names"]
-
-_NOT_VALUES = frozenset({"done", "reward", "metadata"})
-"""Fields of every OpenEnv observation or action that aren't part of its value."""
+__all__ = ["JsonForm", "Transition"]
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,30 @@ class JsonForm:
     """How one server's values look.
 
     Attributes:
-        observation_space: one env's observation space.
-        action_space: one env's action space.
-        observation_field: the field that holds the observation; None where the space is a Dict of the fields.
-        action_field: the field that holds the action; None where the space is a Dict of the fields.
+        observation: how the observation's fields make up a value of its space.
+        action: how a value of the action space makes up the fields of an action.
+        gymnasium: whether the server hosts a Gymnasium env, as ours do, whose ``reset`` takes options as one dict; an
+            OpenEnv env's takes them as keyword arguments.
+        encode_action: makes an action's fields from a value of the action space, in the place of `action`.
+        decode_observation: makes a value of the observation space from the fields, in the place of `observation`.
+        mask_key: the observation field that becomes the info ``action_mask``.
     """
 
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    observation_field: str | None
-    action_field: str | None
+    observation: Fields
+    action: Fields
+    gymnasium: bool = False
+    encode_action: Callable[[Any], dict[str, Any]] | None = None
+    decode_observation: Callable[[dict[str, Any]], Any] | None = None
+    mask_key: str | None = None
 
     @classmethod
     def for_schema(
-        cls, schema: dict[str, Any], observation_space: gym.Space[Any], action_space: gym.Space[Any]
+        cls,
+        schema: dict[str, Any],
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        gymnasium: bool = False,
     ) -> JsonForm:
         """The form for given spaces on a server with this ``/schema``.
 
@@ -77,11 +87,30 @@ class JsonForm:
             SpaceError: if a space isn't a Dict and the schema has several fields it could stand for.
         """
         return cls(
-            observation_space,
-            action_space,
-            _only_field(schema, "observation", observation_space),
-            _only_field(schema, "action", action_space),
+            Fields.given(observation_space, schema.get("observation", {}), "observation"),
+            Fields.given(action_space, schema.get("action", {}), "action"),
+            gymnasium,
         )
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """One env's observation space."""
+        return self.observation.space
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """One env's action space."""
+        return self.action.space
+
+    @property
+    def observation_field(self) -> str | None:
+        """The field that holds the observation; None where the space is a Dict of the fields."""
+        return self.observation.only
+
+    @property
+    def action_field(self) -> str | None:
+        """The field that holds the action; None where the space is a Dict of the fields."""
+        return self.action.only
 
     def action_data(self, action: Any) -> dict[str, Any]:
         """The data of a ``step``.
@@ -89,21 +118,22 @@ class JsonForm:
         Raises:
             SpaceError: if the action isn't a value of the space.
         """
-        data = to_json(self.action_space, action)
-        if self.action_field is not None:
-            return {self.action_field: data}
-        fields: dict[str, Any] = data
-        return fields
+        if self.encode_action is not None:
+            return self.encode_action(action)
+        return self.action.labelled(to_json(self.action_space, action))
 
     def reset_data(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-        """The data of a ``reset``: options are keyword arguments of an OpenEnv env's ``reset``."""
-        return {**({} if seed is None else {"seed": seed}), **(options or {})}
+        """The data of a ``reset``."""
+        data: dict[str, Any] = {} if seed is None else {"seed": seed}
+        if options is not None:
+            data |= {"options": options} if self.gymnasium else options
+        return data
 
     def transition(self, data: dict[str, Any]) -> Transition:
         """Read the data of an ``observation`` reply.
 
         ``terminated`` and ``truncated`` are extensions that a stock server doesn't send; some envs put ``truncated``
-        into the metadata. ``done`` alone is a termination.
+        into the metadata or the observation. ``done`` alone is a termination.
 
         Raises:
             SpaceError: if the observation doesn't fit the space, naming the field.
@@ -112,39 +142,84 @@ class JsonForm:
         if not isinstance(fields, dict):
             raise SpaceError("the reply has no observation object")
         metadata = data.get("metadata") or fields.get("metadata") or {}
+        if not isinstance(metadata, dict):
+            raise SpaceError(f"{type(metadata).__name__} instead of an object", path="metadata")
         done = bool(data.get("done"))
-        truncated = bool(data.get("truncated", metadata.get("truncated", metadata.get("TimeLimit.truncated", False))))
+        own = fields.get("truncated") is True and done
+        truncated = bool(
+            _first(data.get("truncated"), metadata.get("truncated"), metadata.get("TimeLimit.truncated"), own)
+        )
+        if self.mask_key is not None:
+            metadata = {**metadata, "action_mask": self._mask(fields)}
         return Transition(
             self._observation(fields),
-            float(data.get("reward") or 0.0),
-            bool(data.get("terminated", done and not truncated)),
+            _reward(data.get("reward")),
+            bool(_first(data.get("terminated"), done and not truncated)),
             truncated,
             metadata,
             bool(data.get("seed_ignored")),
         )
 
     def _observation(self, fields: dict[str, Any]) -> Any:
-        if self.observation_field is not None:
-            if self.observation_field not in fields:
-                raise SpaceError(f"the observation has no field {self.observation_field!r}, only {sorted(fields)}")
-            return from_json(self.observation_space, fields[self.observation_field], path=self.observation_field)
-        assert isinstance(self.observation_space, spaces.Dict)
-        return from_json(self.observation_space, {k: fields[k] for k in self.observation_space.spaces if k in fields})
+        if self.decode_observation is not None:
+            return self.decode_observation(fields)
+        only, space = self.observation.only, self.observation_space
+        if only is not None:
+            if only not in fields:
+                raise SpaceError(f"the observation has no field {only!r}, only {sorted(fields)}")
+            data = self.observation.numbered({only: fields[only]})[only]
+            return from_json(space, _unflattened(space, data), path=only)
+        assert isinstance(space, spaces.Dict)
+        kept = self.observation.numbered({name: fields[name] for name in space.spaces if name in fields})
+        return from_json(space, {name: _unflattened(space.spaces[name], data) for name, data in kept.items()})
+
+    def _mask(self, fields: dict[str, Any]) -> Any:
+        """Which actions are allowed, as ``Discrete.sample`` takes it: from a list of them, or of a flag for each."""
+        space, key = self.action_space, str(self.mask_key)
+        if not isinstance(space, spaces.Discrete):
+            raise SpaceError(f"mask_key needs a Discrete action space, not {space}", path=key)
+        listed = fields.get(key)
+        if not isinstance(listed, list):
+            raise SpaceError(f"the observation has no list {key!r}", path=key)
+        return _action_mask(listed, space, self.action.labels.get((self.action.only or "",)), key)
 
 
-def field_names(schema: dict[str, Any], part: str) -> list[str]:
-    """The fields of ``observation`` or ``action`` in a server's ``/schema`` that make up its value."""
-    properties = schema.get(part, {}).get("properties", {})
-    return [name for name in properties if name not in _NOT_VALUES]
+def _first(*values: Any) -> Any:
+    """The first that isn't None: a null in JSON says no more than a missing field."""
+    return next(value for value in values if value is not None)
 
 
-def _only_field(schema: dict[str, Any], part: str, space: gym.Space[Any]) -> str | None:
-    if isinstance(space, spaces.Dict):
-        return None
-    names = field_names(schema, part)
-    if len(names) != 1:
-        raise SpaceError(
-            f"{part}_space is {type(space).__name__}, but the server's {part} has the fields {names}; "
-            "pass a Dict space with the fields to use"
-        )
-    return names[0]
+def _reward(data: Any) -> float:
+    try:
+        return float(data or 0.0)
+    except (TypeError, ValueError):
+        raise SpaceError(f"{data!r} isn't a number", path="reward") from None
+
+
+def _unflattened(space: gym.Space[Any], data: Any) -> Any:
+    """The data of an image that was sent as one long list, in the shape of its Box."""
+    flat = isinstance(space, spaces.Box) and len(space.shape) > 1 and isinstance(data, list)
+    if not flat or isinstance(data[0] if data else None, list):
+        return data
+    try:
+        return np.array(data).reshape(space.shape or ())
+    except ValueError:
+        return data  # not so many, or no numbers: `from_json` says what is wrong
+
+
+def _action_mask(
+    listed: Sequence[Any], space: spaces.Discrete[Any], labels: tuple[Any, ...] | None, key: str
+) -> np.ndarray[Any, Any]:
+    """Booleans are flags, and so are as many zeros and ones as there are actions, if one comes twice."""
+    numbers = all(type(item) is int and 0 <= item <= 1 for item in listed) and len(set(listed)) < len(listed)
+    if len(listed) == space.n and (numbers or all(isinstance(item, bool) for item in listed)):
+        return np.array(listed, np.int8)
+    mask = np.zeros(int(space.n), np.int8)
+    for item in listed:
+        number = item - int(space.start) if type(item) is int else -1
+        if labels is not None and item in labels:
+            number = labels.index(item)
+        if not 0 <= number < space.n:
+            raise SpaceError(f"{item!r} is no action of {space}", path=key)
+        mask[number] = 1
+    return mask

@@ -1,13 +1,13 @@
 """A link in the OpenEnv dialect: one env on one connection, in JSON, with autoreset done on this side.
 
-It takes the requests of the batch dialect and gives its replies, so that the pool and the vector env above need not know
-which dialect a server speaks.
+It takes the requests of the batch dialect and gives its replies, so that the pool and the vector env above need not
+know which dialect a server speaks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -15,8 +15,8 @@ import numpy as np
 from openenv_gym.batching import ActionReader, BatchWriter
 from openenv_gym.codec import pack, unpack
 from openenv_gym.dial import Target
-from openenv_gym.errors import RemoteEnvError, RemoteProtocolError, SpaceError
-from openenv_gym.json_channel import JsonChannel
+from openenv_gym.errors import RemoteEnvError, RemoteProtocolError, SessionLost, SpaceError
+from openenv_gym.json_channel import JsonChannel, ReplyLost
 from openenv_gym.json_form import JsonForm, Transition
 from openenv_gym.link import Deliver, FrameConnection
 from openenv_gym.messages import (
@@ -32,8 +32,12 @@ from openenv_gym.messages import (
     Step,
     Stepped,
 )
+from openenv_gym.retry import insist
 
-__all__ = ["JsonLink"]
+__all__ = ["LOST_REPLY", "JsonLink"]
+
+LOST_REPLY: Final = "lost_reply"
+"""The info key of rows whose step was taken, or may have been, while nobody knows what it led to."""
 
 _NEXT_STEP, _SAME_STEP, _ = (mode.value for mode in gym.vector.AutoresetMode)
 
@@ -46,59 +50,74 @@ class JsonLink:
     Args:
         target: the server.
         form: how values look as JSON.
+        lasting: make sessions that outlive a broken connection; see `openenv_gym.openenv_sessions`.
+        reconnect_timeout_s: total limit for connecting again.
         max_episode_steps: truncate episodes at this length.
     """
 
     slots = 1
 
-    def __init__(self, target: Target, form: JsonForm, *, max_episode_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        form: JsonForm,
+        *,
+        lasting: bool = False,
+        reconnect_timeout_s: float,
+        max_episode_steps: int | None = None,
+    ) -> None:
         self.url = target.url
         self.observation_space = form.observation_space
         self.action_space = form.action_space
         self.metadata: dict[str, Any] = {}
         self.env_name = ""
         self.notes: list[str] = []
-        self._channel = JsonChannel(target)
+        self._channel = JsonChannel(target, lasting=lasting, reconnect_timeout_s=reconnect_timeout_s)
         self._form = form
         self._read_actions = ActionReader(form.action_space).read
+        self._reconnect_timeout_s = reconnect_timeout_s
         self._max_episode_steps = max_episode_steps
         self._running: asyncio.Task[None] | None = None
         self._steps = 0
         self._over = False
+        self._last: Any = None
+        self._counts = False
 
     @property
     def counters(self) -> dict[str, int]:
         """See `openenv_gym.link.Link`."""
-        return {"reconnects": 0, "sessions_lost": self._channel.sessions_lost}
+        return {"reconnects": self._channel.reconnects, "sessions_lost": self._channel.sessions_lost}
 
-    async def open(self, connection: FrameConnection) -> None:
-        """Use a fresh connection; see `openenv_gym.json_channel.JsonChannel.open`."""
+    async def open(self, connection: FrameConnection | None) -> None:
+        """Use a fresh connection, or dial one; see `openenv_gym.json_channel.JsonChannel.open`."""
         await self._channel.open(connection)
 
     # ------------------------------------------------------------------------------------------ requests
 
     def start(self, request: Request, deliver: Deliver) -> None:
-        """See `openenv_gym.link.Link.start`."""
-        self._running = asyncio.get_running_loop().create_task(self._run(request, deliver))
+        """See `openenv_gym.link.Link.start`. A request before it that has no reply yet is given up, as by `abandon`."""
+        self.abandon()
+        self._running = asyncio.get_running_loop().create_task(self._run(request, deliver, self._running))
 
-    async def _run(self, request: Request, deliver: Deliver) -> None:
+    async def _run(self, request: Request, deliver: Deliver, before: asyncio.Task[None] | None) -> None:
         try:
+            if before is not None:
+                await asyncio.wait([before])
             reply: Reply | Exception = await self._answer(request)
-        except Exception as error:
+        except asyncio.CancelledError:
+            deliver(SessionLost(self.url, "given up by this side"))
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever waits gets it
             reply = error
         deliver(reply)
 
     async def _answer(self, request: Request) -> Reply:
-        if self._channel.gone is not None:
-            if not isinstance(request, Reset):
-                raise self._channel.gone
-            await self._channel.open()
-        if isinstance(request, Step):
-            return await self._step(request)
         if isinstance(request, Reset):
             return await self._observe(request)
+        if isinstance(request, Step):
+            return await self._step(request)
         if isinstance(request, State):
-            return Returned(0, [pack(await self._channel.ask({"type": "state"}))], [])
+            return Returned(0, [pack(await self._ask_again({"type": "state"}))], [])
         raise RemoteProtocolError(
             f"{self.url} speaks OpenEnv's own dialect, which has no {type(request).__name__.lower()} message"
         )
@@ -116,14 +135,14 @@ class JsonLink:
         final: FinalRows | None = None
         try:
             if self._over and request.autoreset == _NEXT_STEP:
-                last = await self._reset(None, None)
+                first = await self._autoreset()
+                last = Transition(first.observation, 0.0, False, False, first.info)  # whatever else the reply says
             else:
                 (action,) = self._read_actions(request.actions, 1)
                 last = await self._transition(action)
                 if self._over and request.autoreset == _SAME_STEP:
                     final = FinalRows([0], self._batch(last.observation), [pack(last.info, "info")])
-                    first = await self._reset(None, None)
-                    last = last.followed_by(first)
+                    last = last.followed_by(await self._autoreset())
             return Stepped(
                 0,
                 self._batch(last.observation),
@@ -138,19 +157,57 @@ class JsonLink:
             nothing = Array.of(np.zeros(1, np.bool_))
             return Stepped(0, self._blank(), Array.of(np.zeros(1)), nothing, nothing, {}, None, [_failure(error)])
 
+    async def _autoreset(self) -> Transition:
+        """Start the next episode. The last one is over, so only the env's random state can be lost with a session."""
+        if self._channel.gone is None:
+            try:
+                return await self._reset(None, None)
+            except SessionLost:
+                pass  # handled as if it had been lost before
+        self.notes.append(f"{self._channel.gone}; this happened between two episodes")
+        return await self._reset(None, None)
+
     async def _reset(self, seed: int | None, options: dict[str, Any] | None) -> Transition:
+        if self._channel.gone is not None:
+            await insist(self._channel.open, self._reconnect_timeout_s, self.url, self._channel.gone)
         data = self._form.reset_data(seed, options)
-        first = self._form.transition(await self._channel.ask({"type": "reset", "data": data}))
-        self._steps, self._over = 0, False
+        first = self._form.transition(await self._ask_again({"type": "reset", "data": data}))
+        self._steps, self._over, self._last = 0, False, first.observation
         return first
 
     async def _transition(self, action: Any) -> Transition:
-        last = self._form.transition(await self._channel.ask({"type": "step", "data": self._form.action_data(action)}))
+        last = await self._take_step({"type": "step", "data": self._form.action_data(action)})
         self._steps += 1
         if self._max_episode_steps is not None and self._steps >= self._max_episode_steps:
             last = last.cut_off()
-        self._over = last.terminated or last.truncated
+        self._over, self._last = last.terminated or last.truncated, last.observation
         return last
+
+    # ---------------------------------------------------------------------------------------- lost replies
+
+    async def _ask_again(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Ask what may be asked twice, until there is a reply."""
+        while True:
+            try:
+                return await self._channel.ask(message)
+            except ReplyLost:
+                continue
+
+    async def _take_step(self, message: dict[str, Any]) -> Transition:
+        """Take a step once. If its reply is lost, nobody knows the observation that the episode would go on from."""
+        while True:
+            try:
+                return self._form.transition(await self._channel.ask(message))
+            except ReplyLost as lost:
+                if await self._was_heard():
+                    self.notes.append(f"{lost}, and a step's reply with it: its episode is truncated")
+                    return Transition(self._last, 0.0, False, True, {LOST_REPLY: True})
+
+    async def _was_heard(self) -> bool:
+        """Whether the last step may have been taken; False only if the env counts its steps, and hasn't counted it."""
+        count = (await self._ask_again({"type": "state"})).get("step_count")
+        self._counts |= count == self._steps + 1 or 0 < self._steps == count
+        return not (self._counts and count == self._steps)
 
     def _batch(self, observation: Any) -> Any:
         writer = BatchWriter(self.observation_space, 1)
@@ -170,7 +227,7 @@ class JsonLink:
     async def close(self, timeout_s: float) -> None:
         """See `openenv_gym.link.Link.close`."""
         self.abandon()
-        await asyncio.wait([asyncio.ensure_future(self._channel.close())], timeout=timeout_s)
+        await self._channel.close(timeout_s)
 
 
 def _infos(info: dict[str, Any]) -> dict[int, dict[str, Any]]:

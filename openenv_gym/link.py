@@ -5,6 +5,9 @@ Everything here runs on the client's loop thread.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -45,7 +48,8 @@ class Link(Protocol):
     notes: list[str]
 
     @property
-    def counters(self) -> dict[str, int]: ...
+    def counters(self) -> dict[str, int]:
+        """See the class."""
 
     def start(self, request: Request, deliver: Deliver) -> None:
         """Send a request. A `Reset` on a lost session opens a new one; anything else there fails with `SessionLost`."""
@@ -75,15 +79,51 @@ class FrameConnection(ClientConnection):
             on_lost: takes what ended the connection, once.
         """
         self._on_message, self._on_lost = on_message, on_lost
-        early, self._early = self._early, []
-        for message in early:
-            on_message(message)
+        while self._early and self._on_message is not None:
+            self._on_message(self._early.pop(0))
         if self.protocol.state is State.CLOSED:
-            on_lost(self.close_exc)
+            self._tell_lost()
+
+    async def first(self) -> bytes:
+        """The next message; those that follow it wait for `listen`.
+
+        Raises:
+            ConnectionClosed: if the connection ends first.
+        """
+        message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def take(frame: bytes) -> None:
+            self._on_message = None
+            if not message.done():
+                message.set_result(frame)
+
+        def fail(error: ConnectionClosed) -> None:
+            if not message.done():
+                message.set_exception(error)
+
+        self.listen(take, fail)
+        return await message
 
     def ignore(self) -> None:
         """Tell nobody any more."""
         self._on_message, self._on_lost = _ignore, None
+
+    async def hang_up(self, timeout_s: float) -> None:
+        """Close within a limit, and let go of the socket in any case; never raises."""
+        self.ignore()
+        try:
+            await asyncio.wait_for(self.close(), timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            pass  # the peer doesn't answer; that is what the limit is for
+        finally:
+            self.transport.abort()
+
+    def forsake(self) -> None:
+        """Tell the peer that nobody is here, without the event loop, which has ended."""
+        bare = self.transport.get_extra_info("socket")  # None on uvloop, which closes its sockets with the loop
+        if bare is not None:
+            with contextlib.suppress(OSError, TypeError):
+                bare.shutdown(socket.SHUT_RDWR)
 
     def write(self, message: bytes) -> None:
         """Send a binary message now. On a connection that has ended it is dropped, and ``on_lost`` tells."""
@@ -122,8 +162,13 @@ class FrameConnection(ClientConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio when the transport has ended."""
         super().connection_lost(exc)
-        if self._on_lost is not None:
-            self._on_lost(self.close_exc)
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        # The protocol is closed at the end of the stream, a moment before asyncio says that the transport is.
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(self.close_exc)
 
 
 def _ignore(message: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,12 +10,15 @@ import secrets
 import subprocess
 import sys
 import threading
+import urllib.request
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import gymnasium as gym
 
+from openenv_gym.display import table
 from openenv_gym.errors import FactoryError, OptionError, ReplyTimeout
 
 if TYPE_CHECKING:
@@ -29,15 +33,17 @@ _STOP_S: Final = 10.0
 class LocalServer:
     """A server on a free loopback port, with a random token.
 
-    An id (``CartPole-v1``, ``module:EnvId``) or a name (``package.module:callable``) is served by a child process, which ends
-    with this one even if this one is killed. A callable is served from a thread of this process, because a closure or a
-    class of a notebook can't be imported elsewhere; its envs then share this process's interpreter lock.
+    An id (``CartPole-v1``, ``module:EnvId``) or a name (``package.module:callable``) is served by a child process, that
+    ends with this one even if this one is killed. A callable is served from a thread of this process, because a closure
+    or a class of a notebook can't be imported elsewhere; its envs then share this process's interpreter lock.
 
     Args:
         env: the environment.
         env_kwargs: keyword arguments for it.
         start_timeout_s: limit in seconds for the start.
-        **options: the fields of `openenv_gym.server.settings.ServerSettings`, such as ``max_envs``.
+        **options: the fields of `openenv_gym.server.settings.ServerSettings`, such as ``max_envs``. Other than on a
+            server for others, all public methods may be called and all public attributes set, and errors bring their
+            remote traceback.
 
     Attributes:
         url: the server's address.
@@ -65,13 +71,16 @@ class LocalServer:
         if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
             raise ImportError("a LocalServer needs the server's packages: pip install 'openenv-gym[server]'")
         self.token = secrets.token_urlsafe(32)
-        options = {"env_kwargs": env_kwargs or {}, **options, "token": self.token}
+        # Whoever has the token is the owner, who may do to an env of theirs what they could do to a local one.
+        free = {"allow_call": None, "allow_set": None, "allow_get": None, "debug": True}
+        options = {**free, "env_kwargs": env_kwargs or {}, **options, "token": self.token}
         self._host: _Host = (
             _ChildProcess(env, options, start_timeout_s)
             if isinstance(env, str)
             else _OwnThread(env, options, start_timeout_s)
         )
         self.url = f"http://127.0.0.1:{self._host.port}"
+        self._env = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
         # Also runs at exit, in time for a thread's loop to end in order.
         self._finalizer = weakref.finalize(self, self._host.stop)
 
@@ -98,6 +107,15 @@ class LocalServer:
     def __repr__(self) -> str:
         return f"LocalServer({self.url!r}, {'running' if self.alive else 'closed'})"
 
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {"environment": self._env, "process": self.pid}
+        if self.alive:
+            with contextlib.suppress(OSError, ValueError):  # it may just be ending
+                reply = urllib.request.urlopen(f"{self.url}/health", timeout=1)  # noqa: S310 - our own http URL
+                rows |= {name.replace("_", " "): value for name, value in json.load(reply).items()}
+                reply.close()
+        return table(repr(self), rows)
+
 
 class _Host(Protocol):
     port: int
@@ -119,18 +137,20 @@ class _ChildProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # What this process can import, the child must find too: a script's own folder above all.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
             text=True,
         )
         timer = threading.Timer(start_timeout_s, self._process.kill)
         timer.start()
         try:
             answer = self._ask(configuration)
+        except BaseException:
+            self._process.kill()
+            self.stop()
+            raise
         finally:
             in_time = timer.is_alive()
             timer.cancel()
-            if self._process.poll() is not None:
-                self.stop()
         if "port" not in answer:
             self.stop()
             if not in_time:
@@ -140,17 +160,15 @@ class _ChildProcess:
         self.port: int = answer["port"]
 
     def _ask(self, configuration: str) -> dict[str, Any]:
+        """The child's answer; an empty one if it ended instead."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(configuration + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BaseException:
-            self._process.kill()
-            raise
-        answer: dict[str, Any] = json.loads(line) if line else {}
-        return answer
+        except OSError:
+            return {}
+        return next(filter(None, map(_answer_in, self._process.stdout)), {})
 
     @property
     def alive(self) -> bool:
@@ -163,15 +181,21 @@ class _ChildProcess:
     def stop(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(OSError):  # it may be gone already
                     pipe.close()  # the child ends with its standard input
-                except OSError:
-                    pass  # it was gone already
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _answer_in(line: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:  # something that was printed while the child started
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 class _OwnThread:

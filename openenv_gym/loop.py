@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -66,13 +67,14 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 _lock = threading.Lock()
-_current: LoopThread | None = None
+
+
+@functools.lru_cache(maxsize=1)
+def _loop_of(pid: int) -> LoopThread:  # noqa: ARG001 - the cache tells processes apart by it
+    return LoopThread()
 
 
 def client_loop() -> LoopThread:
     """This process's loop thread, started at the first call and anew after a fork."""
-    global _current
     with _lock:
-        if _current is None or _current.pid != os.getpid():
-            _current = LoopThread()
-        return _current
+        return _loop_of(os.getpid())

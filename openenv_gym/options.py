@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from ssl import SSLContext
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import gymnasium as gym
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from openenv_gym.dial import Target, default_url, websocket_url
+from openenv_gym.discovery import Reading
 from openenv_gym.errors import OptionError
 from openenv_gym.messages import PROTOCOL_VERSION, Hello
 from openenv_gym.pool import PoolSettings
@@ -43,8 +44,15 @@ class RemoteOptions(BaseModel):
         ping_interval_s: seconds between WebSocket pings; None sends none.
         ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
         on_lost: what to do about rows whose session is gone: ``"truncate"`` or ``"raise"``.
-        observation_space: one env's observation space, for OpenEnv servers, which don't say it.
-        action_space: one env's action space, for OpenEnv servers.
+        observation_space: one env's observation space, for OpenEnv servers, which don't say it; None infers it from
+            the server's schema and one reset (see `openenv_gym.inference`).
+        action_space: one env's action space, for OpenEnv servers; None infers it.
+        obs_key: the only observation field to use. This and the next four are for OpenEnv's dialect, and select it.
+        action_key: the only action field to use.
+        encode_action: a function that makes an action's fields from a value of the action space.
+        decode_observation: a function that makes a value of the observation space from an observation's fields.
+        mask_key: an observation field that lists the allowed actions, or a flag for each; it becomes the info
+            ``action_mask``.
         dialect: ``"openenv"`` to speak OpenEnv's dialect to any server; None for the best that each speaks.
         ssl: TLS settings for ``https`` and ``wss``; None takes the system's.
     """
@@ -58,20 +66,25 @@ class RemoteOptions(BaseModel):
     obs_dtype: str | dict[str, str] | None = None
     info_keys: tuple[str, ...] | None = None
     render_mode: str | None = None
-    max_episode_steps: int | None = None
+    max_episode_steps: int | None = Field(default=None, ge=-1)
     token: SecretStr | None = None
     headers: dict[str, str] | None = Field(default=None, repr=False)
-    connect_timeout_s: float = Field(default=10.0, gt=0)
-    message_timeout_s: float = Field(default=60.0, gt=0)
-    reset_timeout_s: float | None = Field(default=None, gt=0)
-    close_timeout_s: float = Field(default=2.0, gt=0)
-    reconnect_timeout_s: float = Field(default=30.0, ge=0)
-    max_message_size_mb: float = Field(default=100.0, gt=0)
-    ping_interval_s: float | None = Field(default=60.0, gt=0)
-    ping_timeout_s: float | None = Field(default=60.0, gt=0)
+    connect_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    message_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    reset_timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    close_timeout_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    reconnect_timeout_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    max_message_size_mb: float = Field(default=100.0, gt=0, allow_inf_nan=False)
+    ping_interval_s: float | None = Field(default=60.0, gt=0, allow_inf_nan=False)
+    ping_timeout_s: float | None = Field(default=60.0, gt=0, allow_inf_nan=False)
     on_lost: Literal["truncate", "raise"] = "truncate"
     observation_space: gym.Space[Any] | None = None
     action_space: gym.Space[Any] | None = None
+    obs_key: str | None = None
+    action_key: str | None = None
+    encode_action: Callable[[Any], dict[str, Any]] | None = None
+    decode_observation: Callable[[dict[str, Any]], Any] | None = None
+    mask_key: str | None = None
     dialect: Literal["openenv"] | None = None
     ssl: SSLContext | None = Field(default=None, repr=False)
 
@@ -80,7 +93,7 @@ class RemoteOptions(BaseModel):
         """Validate keyword arguments.
 
         Raises:
-            OptionError: naming each option that is unknown or has a bad value; values aren't shown, for one may be a token.
+            OptionError: naming each option that is unknown or has a bad value. Values aren't shown: one may be a token.
         """
         try:
             return cls(**options)
@@ -89,7 +102,9 @@ class RemoteOptions(BaseModel):
                 f"unknown option {e['loc'][0]!r}" if e["type"] == "extra_forbidden" else f"{e['loc'][0]}: {e['msg']}"
                 for e in error.errors(include_input=False, include_url=False)
             ]
-            raise OptionError("; ".join(problems)) from None
+        raise OptionError(
+            "; ".join(problems)
+        )  # out here, for pydantic's error holds the values, and would be its context
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -98,7 +113,8 @@ class RemoteOptions(BaseModel):
         Raises:
             OptionError: for something that is no URL.
         """
-        urls: Sequence[str] = (self.base_url or default_url(),) if isinstance(self.base_url, str | None) else self.base_url
+        given = self.base_url if self.base_url is not None else default_url()
+        urls = (given,) if isinstance(given, str) else given
         if not urls:
             raise OptionError("base_url is an empty list")
         return tuple(websocket_url(url) for url in urls)
@@ -136,12 +152,14 @@ class RemoteOptions(BaseModel):
             max_episode_steps=self.max_episode_steps if self.max_episode_steps != -1 else None,
             max_message_bytes=limit,
         )
+        reading = Reading(self.obs_key, self.action_key, self.encode_action, self.decode_observation, self.mask_key)
         return PoolSettings(
             targets=targets,
             num_envs=num_envs,
             connections=self.connections,
             hello=hello,
-            dialect=self.dialect,
+            dialect="openenv" if reading != Reading() else self.dialect,
+            reading=reading,
             observation_space=self.observation_space,
             action_space=self.action_space,
             open_timeout_s=self.connect_timeout_s + self.resets_within_s,

@@ -1,7 +1,7 @@
 """A learner's rows from reset to step: what is sent for them, what came back, and what to do about lost sessions.
 
-This is the one layer under `RemoteVecEnv`, `RemoteEnv` and the Stable-Baselines3 adapter: it knows rows and episodes, and
-gives raw results, from which each of them makes what its library expects. It never steps an env that wasn't reset:
+This is the one layer under `RemoteVecEnv`, `RemoteEnv` and the Stable-Baselines3 adapter: it knows rows and episodes,
+and gives raw results, from which each of them makes what its library expects. It never steps an env that wasn't reset:
 after a timeout, an interrupt or a lost session it asks for a reset first.
 """
 
@@ -18,11 +18,19 @@ from numpy.typing import NDArray
 
 from openenv_gym.batching import BatchReader, LeafValues, Part, rows_of, to_batch
 from openenv_gym.codec import pack, unpack
-from openenv_gym.errors import BatchError, RemoteProtocolError, ReplyTimeout, SessionLost, remote_env_error
+from openenv_gym.errors import (
+    RemoteEnvError,
+    RemoteProtocolError,
+    ReplyTimeout,
+    SessionLost,
+    batch_error,
+    ranges,
+    remote_env_error,
+)
 from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
 from openenv_gym.pool import Pool
 
-__all__ = ["CONNECTION_LOST", "Ask", "Ending", "Pending", "Resets", "Rollout", "Steps"]
+__all__ = ["CONNECTION_LOST", "Ask", "Ending", "Pending", "Resets", "Rollout", "Steps", "warn"]
 
 Ask: TypeAlias = "Callable[[list[int] | None, list[int]], Request]"
 """Makes the request to a link from its slots (None for all) and the rows that these are."""
@@ -86,6 +94,7 @@ class Pending:
         call: what the pool waits for.
         autoreset: the mode of a step.
         rows: the rows that were asked, in the order of the answer.
+        begun: which rows had an episode.
     """
 
     phase: str
@@ -93,6 +102,7 @@ class Pending:
     call: Any
     autoreset: AutoresetMode | None = None
     rows: list[int] = field(default_factory=list)
+    begun: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
 
 class Rollout:
@@ -100,7 +110,8 @@ class Rollout:
 
     Args:
         pool: the connections.
-        on_lost: ``"truncate"`` reports the rows of a lost session as truncated and goes on; ``"raise"`` raises `SessionLost`.
+        on_lost: ``"truncate"`` reports the rows of a lost session as truncated and goes on; ``"raise"`` raises
+            `SessionLost`.
         warn: called with what the user should be told, once for each cause.
         copy: give out fresh observations each time.
 
@@ -119,6 +130,7 @@ class Rollout:
         self._begun = np.zeros(self.num_envs, np.bool_)
         self._over = np.zeros(self.num_envs, np.bool_)
         self._lost_links: set[int] = set()
+        self._lost_rows: dict[str, list[int]] = {}
 
     # ------------------------------------------------------------------------------------------------ reset
 
@@ -149,7 +161,7 @@ class Rollout:
             if mine:
                 given = _some([seeds[row] for row in mine]), _packed([options[row] for row in mine])
                 requests.append((i, Reset(0, _slots(of_link, mine), *given)))
-        return Pending("reset", requests, self.pool.start(requests))
+        return self._send("reset", requests)
 
     def finish_reset(self, pending: Pending, timeout_s: float) -> Resets:
         """Wait for a reset.
@@ -173,8 +185,10 @@ class Rollout:
         return result
 
     def _take_observed(self, link: int, request: Reset, reply: Observed, result: Resets) -> list[int]:
-        self._lost_links.discard(link)
         of_link = self.pool.rows[link]
+        if link in self._lost_links:  # the envs are new, and those that this reset leaves out have no episode
+            self._begun[list(of_link)] = False
+            self._lost_links.discard(link)
         rows = self._rows_of(link, request)
         failed = {of_link[failure.slot] for failure in reply.failures}
         good = [row for row in rows if row not in failed]
@@ -183,7 +197,8 @@ class Rollout:
         result.parts.append((rows_of(rows), reply.observations))
         result.infos += [(rows[position], unpack(info)) for position, info in reply.infos.items()]
         if reply.unseeded:
-            self._tell(f"{self.pool.links[link].env_name or self.pool.links[link].url} ignores seeds: its reset() takes none")
+            name = self.pool.links[link].env_name or self.pool.links[link].url
+            self._tell(f"{name} ignores seeds: its reset() takes none")
         return rows
 
     # ------------------------------------------------------------------------------------------------- step
@@ -212,7 +227,7 @@ class Rollout:
             else:
                 batch = to_batch(actions, slice(rows.start, rows.stop))
                 requests.append((i, Step(0, None, batch, mode)))
-        return Pending("step", requests, self.pool.start(requests), autoreset)
+        return self._send("step", requests, autoreset)
 
     def finish_step(self, pending: Pending, timeout_s: float) -> Steps:
         """Wait for a step.
@@ -276,8 +291,8 @@ class Rollout:
         if self._on_lost == "raise":
             self._begun[list(rows)] = False
             return [error]
-        self._tell(f"{error}: rows {rows.start}-{rows.stop - 1} are truncated", key=f"lost {link} {error}")
         self._lost_links.add(link)
+        self._lost_rows.setdefault(str(error), []).extend(rows)
         result.truncated[list(rows)] = True
         endings = [Ending(row, self.reader.last(row), {CONNECTION_LOST: True}) for row in rows]
         if autoreset is None:  # a single env's caller must reset it
@@ -337,13 +352,15 @@ class Rollout:
 
     # ---------------------------------------------------------------------------------------------- helpers
 
+    def _send(self, phase: str, requests: list[tuple[int, Request]], autoreset: AutoresetMode | None = None) -> Pending:
+        """Send. Unless all replies come (an interrupt is enough), nothing is known of the rows: they need a reset."""
+        begun, self._begun = self._begun, np.zeros_like(self._begun)
+        return Pending(phase, requests, self.pool.start(requests), autoreset, begun=begun)
+
     def _wait(self, pending: Pending, timeout_s: float) -> list[Reply | Exception]:
-        """Wait; unless all replies come, nothing is known of the rows, and they need a reset."""
-        begun = self._begun.copy()
-        self._begun[:] = False
         replies = self.pool.wait(pending.call, pending.requests, pending.phase, timeout_s)
         if all(not isinstance(reply, ReplyTimeout) for reply in replies):
-            self._begun[:] = begun
+            self._begun = pending.begun
         return replies
 
     def _rows_of(self, link: int, request: Request) -> list[int]:
@@ -361,9 +378,18 @@ class Rollout:
             self._warn(text)
 
     def _tell_notes(self) -> None:
+        for cause, rows in self._lost_rows.items():  # one warning, though each row may have a connection of its own
+            which = f"row {rows[0]} is" if len(rows) == 1 else f"rows {ranges(rows)} are"
+            self._tell(f"{cause}: {which} truncated", key=cause)
+        self._lost_rows.clear()
         for link in self.pool.links:
             while link.notes:
                 self._tell(link.notes.pop())
+
+
+def warn(text: str) -> None:
+    """Tell the user something with Gymnasium's logger, which formats what it is given."""
+    gym.logger.warn("%s", text)
 
 
 class EpisodeOver(gym.error.ResetNeeded, AssertionError):
@@ -378,7 +404,7 @@ class EpisodeOver(gym.error.ResetNeeded, AssertionError):
         self.rows = rows
 
     def __str__(self) -> str:
-        return f"autoreset is disabled and the episodes of env(s) {self.rows} are over: reset them with `reset_mask` first"
+        return f"autoreset is disabled and the episodes of env(s) {self.rows} are over: reset them with `reset_mask`"
 
 
 def _slots(of_link: range, rows: Sequence[int]) -> list[int] | None:
@@ -403,7 +429,9 @@ def _unexpected(reply: Reply | Exception) -> Exception:
 def _raise(errors: list[Exception]) -> None:
     if not errors:
         return
-    by_row = {e.env_index: e for e in errors if getattr(e, "env_index", None) is not None}
+    by_row: dict[int, Exception] = {
+        e.env_index: e for e in errors if isinstance(e, RemoteEnvError) and e.env_index is not None
+    }
     if len(errors) == 1 or len(by_row) != len(errors):
-        raise next((e for e in errors if getattr(e, "env_index", None) is None), errors[0])
-    raise BatchError(by_row)  # type: ignore[arg-type]
+        raise next((e for e in errors if e not in by_row.values()), errors[0])
+    raise batch_error(by_row)

@@ -1,8 +1,9 @@
 """`SB3VecEnv`: a Stable-Baselines3 ``VecEnv`` over a `RemoteVecEnv`.
 
-The rules are those of ``stable_baselines3/common/vec_env/base_vec_env.py`` and ``dummy_vec_env.py``: what this gives equals what
-``DummyVecEnv`` gives for the same envs, seeds and actions. Envs are reset in the step in which their episode ends; the info of
-that step is the episode's last, with the last observation in it, and the reset's info goes to ``reset_infos``.
+The rules are those of ``stable_baselines3/common/vec_env/base_vec_env.py`` and ``dummy_vec_env.py``: what this gives
+equals what ``DummyVecEnv`` gives for the same envs, seeds and actions. Envs are reset in the step in which their
+episode ends; the info of that step is the episode's last, with the last observation in it, and the reset's info goes to
+``reset_infos``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from openenv_gym.batching import check_actions
+from openenv_gym.batching import check_actions, gather_actions
 from openenv_gym.codec import pack
 from openenv_gym.errors import OptionError
 from openenv_gym.messages import Call, Get, Render, Set
@@ -81,10 +82,10 @@ class SB3VecEnv(VecEnv):
         Raises:
             ActionError: for actions of the wrong number or shape.
         """
-        leaves = check_actions(self.action_space, actions, self.num_envs)
+        leaves = check_actions(self.action_space, gather_actions(self.action_space, actions), self.num_envs)
         self._pending = self.env.rollout.start_step(leaves, AutoresetMode.SAME_STEP)
 
-    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:  # type: ignore[override]
+    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Wait for `step_async`.
 
         Returns:
@@ -116,7 +117,7 @@ class SB3VecEnv(VecEnv):
 
     # ------------------------------------------------------------------------------------ methods, attributes
 
-    def get_attr(self, attr_name: str, indices: None | int | Iterable[int] = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
         """Read an attribute from the envs.
 
         Raises:
@@ -125,35 +126,35 @@ class SB3VecEnv(VecEnv):
         rows = self._rows(indices)
         if attr_name == "render_mode":  # known here, and asked for by the base class
             return [self.env.render_mode for _ in rows]
-        return self._ask(rows, lambda slots, of_link: Get(0, slots, attr_name), "get_attr")
+        return self._ask(rows, lambda slots, _: Get(0, slots, attr_name), "get_attr")
 
-    def set_attr(self, attr_name: str, value: Any, indices: None | int | Iterable[int] = None) -> None:
+    def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
         """Set an attribute that the server allows (``--allow-set``) on the envs."""
         packed = pack(value, attr_name)
         rows = self._rows(indices)
-        self._ask(rows, lambda slots, of_link: Set(0, slots, attr_name, [packed] * len(of_link)), "set_attr")
+        self._ask(rows, lambda slots, rows: Set(0, slots, attr_name, [packed] * len(rows)), "set_attr")
 
     def env_method(
-        self, method_name: str, *method_args: Any, indices: None | int | Iterable[int] = None, **method_kwargs: Any
+        self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method that the server allows (``--allow-call``) on the envs."""
         args = [pack(arg, f"args[{i}]") for i, arg in enumerate(method_args)]
         kwargs = {key: pack(value, key) for key, value in method_kwargs.items()}
         rows = self._rows(indices)
-        return self._ask(rows, lambda slots, of_link: Call(0, slots, method_name, args, kwargs), "env_method")
+        return self._ask(rows, lambda slots, _: Call(0, slots, method_name, args, kwargs), "env_method")
 
-    def env_is_wrapped(self, wrapper_class: type[Any], indices: None | int | Iterable[int] = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: int | Iterable[int] | None = None) -> list[bool]:
         """Whether envs are wrapped with a class of this process: no, they live on a server."""
         return [False for _ in self._rows(indices)]
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
         """Each env's frame, or None where the render mode isn't ``rgb_array``."""
         if self.render_mode != "rgb_array":
-            warnings.warn(f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array`.", stacklevel=2)
+            warnings.warn(f"The render mode is {self.render_mode}; frames need `rgb_array`.", stacklevel=2)
             return [None for _ in range(self.num_envs)]
-        return list(self._ask(list(range(self.num_envs)), lambda slots, of_link: Render(0, slots), "render"))
+        return list(self._ask(list(range(self.num_envs)), lambda slots, _: Render(0, slots), "render"))
 
-    def _rows(self, indices: None | int | Iterable[int]) -> list[int]:
+    def _rows(self, indices: int | Iterable[int] | None) -> list[int]:
         """Row numbers; negative ones count from the end."""
         return [range(self.num_envs)[int(index)] for index in self._get_indices(indices)]
 

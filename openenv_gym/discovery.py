@@ -1,0 +1,169 @@
+"""What a server in the OpenEnv dialect says about itself beside its WebSocket endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+import gymnasium as gym
+from gymnasium import spaces
+
+from openenv_gym import openenv_sessions
+from openenv_gym.dial import Target
+from openenv_gym.errors import ConnectFailed, OpenEnvGymError, RemoteEnvError, SpaceError
+from openenv_gym.inference import Choices, Fields
+from openenv_gym.json_channel import JsonChannel
+from openenv_gym.json_form import JsonForm
+from openenv_gym.spaces import build
+
+__all__ = ["Discovery", "Reading", "discover"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the user said about the values of an OpenEnv server; see `openenv_gym.options.RemoteOptions`."""
+
+    obs_key: str | None = None
+    action_key: str | None = None
+    encode_action: Callable[[Any], dict[str, Any]] | None = None
+    decode_observation: Callable[[dict[str, Any]], Any] | None = None
+    mask_key: str | None = None
+
+    def choices(self, observation_space: gym.Space[Any] | None, action_space: gym.Space[Any] | None) -> Choices:
+        """The same for `openenv_gym.inference`, with the spaces."""
+        return Choices(self.obs_key, self.action_key, observation_space, action_space, self.mask_key)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found.
+
+    Attributes:
+        form: how values look as JSON.
+        lasting: whether sessions can outlive a broken connection.
+    """
+
+    form: JsonForm
+    lasting: bool
+
+
+async def discover(
+    target: Target,
+    observation_space: gym.Space[Any] | None,
+    action_space: gym.Space[Any] | None,
+    reading: Reading | None = None,
+    sample: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+) -> Discovery:
+    """Ask a server for its field names and its spaces, where they aren't given, and how its sessions end.
+
+    Args:
+        target: the server.
+        observation_space: one env's observation space; None infers it (see `openenv_gym.inference`).
+        action_space: one env's action space; None infers it.
+        reading: what else the user said.
+        sample: gives the fields of one real observation, for the shapes that no schema says.
+
+    Raises:
+        SpaceError: if a space is neither given nor can be inferred, or doesn't fit the fields.
+        ConnectFailed: if the server doesn't answer.
+    """
+    reading = reading or Reading()
+    described = await _fetch(target, "/spaces")  # a server of ours says them
+    if described is not None:
+        if observation_space is None:
+            observation_space = _part(described["observation_space"], reading.obs_key)
+        if action_space is None:
+            action_space = _part(described["action_space"], reading.action_key)
+    schema = await _fetch(target, "/schema") or {}
+    form = await _form(schema, reading.choices(observation_space, action_space), reading, sample)
+    form = dataclasses.replace(form, gymnasium=described is not None)
+    return Discovery(form, described is None and await _keeps_sessions(target))
+
+
+async def _form(
+    schema: dict[str, Any],
+    choices: Choices,
+    reading: Reading,
+    sample: Callable[[], Awaitable[dict[str, Any]]] | None,
+) -> JsonForm:
+    # Actions first, for they cost no reset.
+    if reading.encode_action is not None:
+        action = _chosen(choices.action_space, "encode_action", "action_space")
+    else:
+        action = choices.action(schema.get("action", {}))
+    if reading.decode_observation is not None:
+        observation = _chosen(choices.observation_space, "decode_observation", "observation_space")
+    else:
+        seen = await sample() if choices.observation_space is None and sample is not None else None
+        # A reset may have a model of its own, but the steps' is what there will be.
+        observation = choices.observation(schema.get("observation", {}), seen)
+    return JsonForm(
+        observation,
+        action,
+        encode_action=reading.encode_action,
+        decode_observation=reading.decode_observation,
+        mask_key=reading.mask_key,
+    )
+
+
+def _chosen(space: gym.Space[Any] | None, function: str, needed: str) -> Fields:
+    """A space whose values the user's own function makes."""
+    if space is None:
+        raise SpaceError(f"{function}= needs {needed}=, for only you know what it makes")
+    return Fields(space, None)
+
+
+def _part(description: Any, key: str | None) -> gym.Space[Any]:
+    space = build(description)
+    if key is None:
+        return space
+    if not isinstance(space, spaces.Dict) or key not in space.spaces:
+        raise SpaceError(f"there is no {key!r} in {space}")
+    return space.spaces[key]
+
+
+async def _keeps_sessions(target: Target) -> bool:
+    """Whether sessions can be made and attached to. There were servers that took the id of one, and gave a new env."""
+    if not await openenv_sessions.can_create(target):
+        return False
+    channel = JsonChannel(openenv_sessions.attached(target))
+    try:
+        await channel.open()
+    except RemoteEnvError as error:
+        return "Unknown session_id" in error.message
+    except OpenEnvGymError:
+        return False
+    finally:
+        await channel.close()
+    return False
+
+
+async def _fetch(target: Target, path: str) -> dict[str, Any] | None:
+    """GET a JSON object beside the WebSocket endpoint; None if the server has none there."""
+    parts = urlsplit(target.url)
+    scheme = {"ws": "http", "wss": "https"}[parts.scheme]
+    url = urlunsplit(SplitResult(scheme, parts.netloc, parts.path.removesuffix("/ws") + path, "", ""))
+    request = urllib.request.Request(url, headers=target.all_headers())  # noqa: S310 - http or https, see above
+    handlers: list[Any] = [urllib.request.ProxyHandler({})] if target.is_loopback else []
+    if target.ssl is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=target.ssl))
+    opener = urllib.request.build_opener(*handlers)
+
+    def get() -> dict[str, Any] | None:
+        with opener.open(request, timeout=target.connect_timeout_s) as response:
+            data = json.loads(response.read(target.max_message_bytes))
+        return data if isinstance(data, dict) else None
+
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, get)
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConnectFailed(url, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,212 @@
+"""Opens a learner's sessions, on all servers at the same time: all of them, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gymnasium as gym
+import msgspec
+
+from openenv_gym.batch_link import BatchLink
+from openenv_gym.dial import Target, dial
+from openenv_gym.discovery import Discovery, Reading, discover
+from openenv_gym.errors import ReplyTimeout, SpaceError
+from openenv_gym.json_channel import JsonChannel
+from openenv_gym.json_link import JsonLink
+from openenv_gym.link import FrameConnection, Link
+from openenv_gym.messages import SUBPROTOCOL, Hello
+from openenv_gym.spaces import same
+
+__all__ = ["Opening", "PoolSettings", "close_links"]
+
+_CLOSE_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How a pool connects.
+
+    Attributes:
+        targets: the servers.
+        num_envs: rows over all of them.
+        connections: connections over all servers that speak the batch dialect; None for one for each server.
+        hello: what to ask such a server for, except the number of envs.
+        dialect: ``"openenv"`` to speak OpenEnv's dialect to our servers too; None for the best that each has.
+        observation_space: one env's observation space, for servers that don't say it.
+        action_space: one env's action space, for servers that don't say it.
+        reading: what else the user said about the values of such servers.
+        open_timeout_s: limit for opening all sessions, the building of their envs included.
+        reconnect_timeout_s: limit for resuming a session.
+    """
+
+    targets: Sequence[Target]
+    num_envs: int
+    connections: int | None
+    hello: Hello
+    dialect: str | None = None
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
+    reading: Reading | None = None
+    open_timeout_s: float = 60.0
+    reconnect_timeout_s: float = 30.0
+
+
+class Opening:
+    """Opens all links or none.
+
+    Args:
+        settings: how to connect.
+    """
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._links: list[Link] = []
+        self._connections: list[FrameConnection] = []
+        self._late: dict[range, str] = {}
+
+    async def run(self) -> list[Link]:
+        """Open the links within the limit, or close again what was opened.
+
+        Raises:
+            ReplyTimeout: at the limit.
+            OpenEnvGymError: what the first link raised that couldn't be opened.
+            SpaceError: if the servers' spaces differ.
+        """
+        limit_s = self._settings.open_timeout_s
+        try:
+            return await asyncio.wait_for(self._open_all(), limit_s)
+        except BaseException as error:
+            await close_links(self._links, _CLOSE_S)
+            await asyncio.gather(*(connection.hang_up(_CLOSE_S) for connection in self._connections))
+            if not isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+                raise
+            rows, url = next(iter(self._late.items()))
+            raise ReplyTimeout("connect", url, limit_s, tuple(rows)) from None
+
+    async def _open_all(self) -> list[Link]:
+        settings = self._settings
+        shares = _shares(settings.num_envs, len(settings.targets))
+        rows = [range(end - share, end) for share, end in zip(shares, itertools.accumulate(shares), strict=True)]
+        self._late = {mine: target.url for mine, target in zip(rows, settings.targets, strict=True)}
+        firsts = await _all(self._connect(target, settings.dialect) for target in settings.targets)
+        per_server = _shares(max(settings.connections or 0, len(firsts)), len(firsts))
+        groups = await _all(
+            self._open_server(target, first, mine, connections)
+            for target, first, mine, connections in zip(settings.targets, firsts, rows, per_server, strict=True)
+        )
+        links = [link for group in groups for link in group]
+        _check_spaces(links)
+        return links
+
+    async def _connect(self, target: Target, dialect: str | None) -> FrameConnection:
+        offered = [] if dialect == "openenv" else [SUBPROTOCOL]
+        connection = await dial(target, subprotocols=offered, connection=FrameConnection)
+        assert isinstance(connection, FrameConnection)
+        self._connections.append(connection)
+        return connection
+
+    async def _open_server(self, target: Target, first: FrameConnection, rows: range, connections: int) -> list[Link]:
+        count = len(rows)
+        if count == 0:
+            await first.hang_up(_CLOSE_S)
+            return []
+        dialled: Iterator[FrameConnection | None] = itertools.chain([first], itertools.repeat(None))
+        if first.subprotocol == SUBPROTOCOL:
+            sizes = _shares(count, min(connections, count))
+            links = await _all(self._open_batch(target, next(dialled), size) for size in sizes)
+        else:
+            found, used = await self._discover(target, first)
+            if used:  # its session has begun an episode that nobody asked for
+                dialled = itertools.repeat(None)
+            elif found.lasting:  # those sessions are made otherwise, and this one's room may be the only one
+                await _give_back(target, first)
+            links = await _all(self._open_json(target, found, next(dialled)) for _ in rows)
+        del self._late[rows]
+        return links
+
+    async def _discover(self, target: Target, first: FrameConnection) -> tuple[Discovery, bool]:
+        """What a server says, and whether its first connection was used up for that."""
+        settings, used = self._settings, False
+
+        async def sample() -> dict[str, Any]:
+            nonlocal used
+            used = True
+            return await _first_observation(target, first)
+
+        found = await discover(target, settings.observation_space, settings.action_space, settings.reading, sample)
+        return found, used
+
+    async def _open_batch(self, target: Target, connection: FrameConnection | None, slots: int) -> Link:
+        hello = msgspec.structs.replace(self._settings.hello, num_envs=slots)
+        link = BatchLink(target, hello, reconnect_timeout_s=self._settings.reconnect_timeout_s)
+        self._links.append(link)
+        await link.open(connection or await self._connect(target, None))
+        return link
+
+    async def _open_json(self, target: Target, found: Discovery, connection: FrameConnection | None) -> Link:
+        link = JsonLink(
+            target,
+            found.form,
+            lasting=found.lasting,
+            reconnect_timeout_s=self._settings.reconnect_timeout_s,
+            max_episode_steps=self._settings.hello.max_episode_steps,
+        )
+        self._links.append(link)
+        if not found.lasting and connection is None:
+            connection = await self._connect(target, "openenv")
+        await link.open(None if found.lasting else connection)
+        return link
+
+
+async def _first_observation(target: Target, connection: FrameConnection) -> dict[str, Any]:
+    """The fields of one real observation, from a session that is closed again."""
+    channel = JsonChannel(target)
+    await channel.open(connection)
+    try:
+        data = await channel.ask({"type": "reset", "data": {}})
+    finally:
+        await channel.close()
+    fields = data.get("observation")
+    return fields if isinstance(fields, dict) else {}
+
+
+async def _give_back(target: Target, connection: FrameConnection) -> None:
+    """End a fresh connection such that its room on an OpenEnv server is free afterwards."""
+    channel = JsonChannel(target)
+    await channel.open(connection)
+    await channel.close()
+
+
+async def close_links(links: Sequence[Link], timeout_s: float) -> None:
+    """Close links at the same time; never raises."""
+    await asyncio.gather(*(link.close(timeout_s) for link in links), return_exceptions=True)
+
+
+async def _all(coroutines: Any) -> list[Any]:
+    """Run together; on the first error cancel the others, wait for them, and raise it."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """``total`` in ``parts`` sizes that differ by one at most."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def _check_spaces(links: Sequence[Link]) -> None:
+    first = links[0]
+    for other in links[1:]:
+        for name in ("observation_space", "action_space"):
+            ours, theirs = getattr(first, name), getattr(other, name)
+            if not same(ours, theirs):
+                raise SpaceError(f"{first.url} has {name} {ours}, but {other.url} has {theirs}")

@@ -1,0 +1,39 @@
+"""How Gymnasium records and reports that an env is made, without what nobody but its maker should see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import TYPE_CHECKING, Final
+
+from openenv_gym.errors import OptionError
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
+__all__ = ["without_secrets", "without_type_errors"]
+
+_SECRETS: Final = frozenset({"token", "headers"})
+
+
+def without_secrets(spec: EnvSpec | None) -> EnvSpec | None:
+    """A spec without ``token`` and ``headers``; what is made from it takes the token from ``$OPENENV_GYM_TOKEN``.
+
+    Args:
+        spec: what ``gym.make`` recorded; it stays as it is.
+    """
+    if spec is None or _SECRETS.isdisjoint(spec.kwargs):
+        return spec
+    clean = copy(spec)
+    clean.kwargs = {key: value for key, value in spec.kwargs.items() if key not in _SECRETS}
+    return clean
+
+
+@contextmanager
+def without_type_errors() -> Iterator[None]:
+    """Make ``TypeError`` an `OptionError`: ``gym.make`` adds all arguments to the former, and so a token."""
+    try:
+        yield
+    except TypeError as error:
+        raise OptionError(str(error)) from error

@@ -1,0 +1,186 @@
+"""`RemoteEnv` against a local env, and against Gymnasium's and SB3's own checkers."""
+
+import pickle
+import warnings
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import stable_baselines3.common.env_checker as sb3_checker
+from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.vector import SyncVectorEnv
+from helpers_oracle import Fleet, Script
+from helpers_spaces import NAMED
+
+from openenv_gym import LocalServer, RemoteEnv, RemoteVecEnv, errors
+
+IDS = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Taxi-v4", "FrozenLake-v1", "Blackjack-v1"]
+FAMILIES = {"classic_control", "toy_text"}
+
+
+@pytest.fixture(scope="module")
+def server_of():
+    """Servers by env id, one for each for the whole module."""
+    servers = {}
+
+    def get(name):
+        if name not in servers:
+            servers[name] = LocalServer(name)
+        return servers[name]
+
+    yield get
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture
+def remote(server_of):
+    """Makes remote envs, and closes them."""
+    made = []
+
+    def make(name, **options):
+        server = server_of(name)
+        made.append(RemoteEnv(server.url, token=server.token, **options))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def assert_same(space, ours, theirs):
+    """Equal values; a local env may give an int where the space's own type is np.int64, or np.float64 for a float."""
+    assert np.array_equal(gym.spaces.flatten(space, ours[0]), gym.spaces.flatten(space, theirs[0]))
+    assert ours[1:-1] == theirs[1:-1]
+    assert data_equivalence(ours[-1], theirs[-1], exact=True)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_equals_a_local_env(remote, name):
+    ours, theirs = remote(name), gym.make(name)
+    space = theirs.observation_space
+    assert_same(space, ours.reset(seed=5), theirs.reset(seed=5))
+    theirs.action_space.seed(2)
+    for _ in range(300):
+        action = theirs.action_space.sample()
+        mine, other = ours.step(action), theirs.step(action)
+        assert_same(space, mine, other)
+        assert mine[0] in space
+        assert [type(part) for part in mine[1:4]] == [float, bool, bool]
+        if other[2] or other[3]:
+            assert_same(space, ours.reset(), theirs.reset())
+    theirs.close()
+
+
+def all_envs():
+    """The newest versions of Gymnasium's own envs."""
+    newest = {}
+    for spec in gym.registry.values():
+        folder = str(spec.entry_point).split(".")[2:3]
+        if folder and folder[0] in FAMILIES and spec.version >= newest.get(spec.name, spec).version:
+            newest[spec.name] = spec
+    return sorted(spec.id for spec in newest.values())
+
+
+@pytest.mark.parametrize("name", all_envs())
+def test_all_of_gymnasiums_envs_equal_local_ones(name):
+    try:
+        theirs = gym.make(name)
+    except gym.error.DependencyNotInstalled as error:
+        pytest.skip(str(error))
+    with LocalServer(lambda: gym.make(name)) as server:
+        ours = RemoteVecEnv(server.url, 1, token=server.token, autoreset_mode="Disabled")
+        local = SyncVectorEnv([lambda: theirs], autoreset_mode="Disabled")
+        assert data_equivalence(ours.reset(seed=5), local.reset(seed=5), exact=True)
+        local.action_space.seed(2)
+        for step in range(300):
+            actions = local.action_space.sample()
+            mine, other = ours.step(actions), local.step(actions)
+            assert data_equivalence(mine, other, exact=True), f"step {step}: {mine} != {other}"
+            if other[2] or other[3]:
+                assert data_equivalence(ours.reset(), local.reset(), exact=True)
+        ours.close()
+        local.close()
+
+
+def warnings_of(check, env):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(env)
+    return {str(warning.message) for warning in caught}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_checkers_warn_of_nothing_but_the_env_itself(remote, name):
+    gymnasiums = partial(check_env, skip_render_check=True)
+    for check in (gymnasiums, sb3_checker.check_env):
+        assert warnings_of(check, remote(name)) <= warnings_of(check, gym.make(name).unwrapped)
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_every_space_kind(name):
+    with LocalServer(Fleet([Script(NAMED[name])])) as server, RemoteEnv(server.url, token=server.token) as env:
+        observation, _ = env.reset(seed=1)
+        assert observation in env.observation_space
+        assert env.step(0)[0] in env.observation_space
+
+
+def test_make_gives_the_usual_wrappers(server_of, monkeypatch):
+    server = server_of("CartPole-v1")
+    monkeypatch.setenv("OPENENV_GYM_TOKEN", server.token)
+    with gym.make("openenv_gym:openenv/Remote-v0", base_url=server.url, max_episode_steps=5) as env:
+        env.reset(seed=1)
+        assert [env.step(0)[3] for _ in range(5)] == [False] * 4 + [True]
+        copied = pickle.loads(pickle.dumps(env.spec))
+        assert copied == env.spec
+        assert server.token not in repr(env) + env.spec.to_json()
+
+
+def test_attributes(remote):
+    env = remote("CartPole-v1")
+    assert env.get_wrapper_attr("gravity") == 9.8
+    assert env.has_wrapper_attr("masscart")
+    assert not env.has_wrapper_attr("missing")
+    assert env.set_wrapper_attr("gravity", 1.5)
+    assert env.get_wrapper_attr("gravity") == 1.5
+    assert not hasattr(env, "gravity")
+    env.reset()
+    assert env.call("render") is None
+
+
+def test_frames(remote):
+    env = remote("CartPole-v1", render_mode="rgb_array")
+    env.reset(seed=1)
+    local = gym.make("CartPole-v1", render_mode="rgb_array")
+    local.reset(seed=1)
+    assert np.array_equal(env.render(), local.render())
+    local.close()
+
+
+def test_misuse(remote):
+    env = remote("CartPole-v1")
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(0)
+    env.reset()
+    with pytest.raises(errors.RemoteEnvError, match="AssertionError") as caught:
+        env.step(7)
+    assert isinstance(caught.value, AssertionError)
+    assert env.step(0)[1] == 1.0
+    env.close()
+    env.close()
+    with pytest.raises(gym.error.ClosedEnvironmentError):
+        env.step(0)
+    with pytest.raises(errors.OptionError, match="unknown option 'tokn'"):
+        RemoteEnv("http://127.0.0.1:1", tokn="x")
+    with pytest.raises(errors.OptionError, match="leave out `base_url`"):
+        RemoteEnv("http://127.0.0.1:1", local="CartPole-v1")
+
+
+def test_bad_actions_are_refused_before_anything_is_sent(remote):
+    env = remote("Pendulum-v1")
+    env.reset()
+    with pytest.raises(errors.ActionError, match=r"has shape \(2,\), not \(1,\)"):
+        env.step(np.zeros(2, np.float32))
+    with pytest.raises(errors.ActionError, match="NaN"):
+        env.step(np.array([np.nan], np.float32))

@@ -1,0 +1,520 @@
+"""Whatever happens between learner and server: no step lost, none taken twice, nothing silently wrong.
+
+``FAULTS=long`` runs the long version: 200 cuts over 2,000 vector steps.
+"""
+
+import os
+import random
+import warnings
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import SyncVectorEnv
+from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, ServerProcess, wait_until
+from helpers_server import running
+from helpers_tally import Endless, Tally
+
+from openenv_gym import RemoteEnv, RemoteVecEnv
+from openenv_gym.errors import ConnectFailed, ReplyTimeout, SessionLost
+from openenv_gym.server import create_app
+
+STEPS, CUTS = (2000, 200) if os.environ.get("FAULTS") == "long" else (600, 60)
+MODES = ("NextStep", "SameStep", "Disabled")
+LOST = "connection_lost"
+
+
+def assert_same(ours, theirs):
+    """Equal to the last byte, with the same types and keys."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(ours, tuple):
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same(a, b)
+    elif isinstance(ours, np.ndarray) and ours.dtype != object:
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    elif isinstance(ours, np.ndarray):
+        assert_same(tuple(ours), tuple(theirs))
+    else:
+        assert ours == theirs
+
+
+def transitions(env, steps, before_each=lambda: None, seed=7):
+    """All that a rollout of random actions gives; with autoreset disabled, finished rows are reset by mask."""
+    rng = np.random.default_rng(seed)
+    yield env.reset(seed=seed)
+    for _ in range(steps):
+        before_each()
+        step = env.step(rng.integers(0, 4, env.num_envs))
+        yield step
+        over = step[2] | step[3]
+        if env.metadata["autoreset_mode"].value == "Disabled" and over.any():
+            before_each()
+            yield env.reset(options={"reset_mask": over})
+
+
+def local(num_envs, mode="NextStep", env=Tally):
+    return SyncVectorEnv([env] * num_envs, autoreset_mode=mode)
+
+
+@contextmanager
+def remote(num_envs, mode="NextStep", servers=1, app=None, **options):
+    """A vector env over proxies before servers in this process: the env, the proxies, the servers' registries."""
+    with ExitStack() as stack:
+        apps = [app or create_app(Tally) for _ in range(servers)]
+        proxies = [stack.enter_context(FaultProxy(stack.enter_context(running(app)))) for app in apps]
+        env = stack.enter_context(
+            RemoteVecEnv([p.url for p in proxies], num_envs, autoreset_mode=mode, **options),
+        )
+        yield env, proxies, [app.state.registry for app in apps]
+
+
+def counters(env):
+    """The sums of the links' counters."""
+    links = env.rollout.pool.links
+    return {name: sum(link.counters[name] for link in links) for name in ("reconnects", "sessions_lost")}
+
+
+# ------------------------------------------------------------------------------------------- exactly once
+
+
+class Scissors:
+    """Cuts at random bytes, in random directions, in random ways."""
+
+    def __init__(self, proxy, cuts, steps, seed):
+        self.proxy, self.left, self.steps, self.random = proxy, cuts, steps, random.Random(seed)
+
+    def __call__(self):
+        self.steps -= 1
+        if self.left and not self.proxy.lit and self.random.random() < self.left / max(0.5 * self.steps, 1):
+            self.left -= 1
+            how = self.random.choice([RST, FIN, DEAF])
+            self.proxy.cut_after(self.random.randrange(1200), self.random.choice([UP, DOWN, None]), how)
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_step_is_taken_exactly_once(mode, connections):
+    steps, cuts = (STEPS, CUTS) if mode == "NextStep" else (STEPS // 4, CUTS // 4)
+    with remote(8, mode, connections=connections) as (env, [proxy], [registry]):
+        scissors = Scissors(proxy, cuts, steps, seed=connections)
+        expected = transitions(local(8, mode), steps)
+        for ours, theirs in zip(transitions(env, steps, scissors), expected, strict=True):
+            assert_same(ours, theirs)  # the count of steps that each env ever took is part of it
+        assert (scissors.left, proxy.cuts + proxy.lit) == (0, cuts)
+        assert 0 < counters(env)["reconnects"] <= cuts  # a cut may hit a connection that isn't open yet
+        assert counters(env)["sessions_lost"] == 0
+        assert sum(session.steps for session in registry.sessions.values()) == 8 * steps
+
+
+@pytest.mark.parametrize("how", [RST, FIN, DEAF])
+def test_cuts_while_nothing_is_asked(how):
+    with remote(4) as (env, [proxy], _):
+        for turn, (ours, theirs) in enumerate(zip(transitions(env, 40), transitions(local(4), 40), strict=True)):
+            assert_same(ours, theirs)
+            proxy.cut(how)
+            if turn % 2:  # half of the steps are sent while the connection is being resumed, the others after that
+                wait_until(lambda turn=turn: counters(env)["reconnects"] > turn)
+        wait_until(lambda: counters(env)["reconnects"] == 41)
+
+
+def test_a_cut_connection_may_be_cut_again_while_it_is_resumed():
+    with remote(2) as (env, [proxy], _):
+        for n, (ours, theirs) in enumerate(zip(transitions(env, 60), transitions(local(2), 60), strict=True)):
+            assert_same(ours, theirs)
+            proxy.cut()
+            proxy.cut_after(20 * n)  # first in the HTTP upgrade, later in the opening, at last in the replies
+        proxy.put_out()
+
+
+@pytest.mark.parametrize("fault", [{"piece": 1}, {"delay_s": 0.003, "jitter_s": 0.01, "piece": 100}])
+def test_slow_lines_change_nothing(fault):
+    with remote(4, connections=4) as (env, [proxy], _):
+        vars(proxy).update(fault)
+        for ours, theirs in zip(transitions(env, 20), transitions(local(4), 20), strict=True):
+            assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("width", [5, 200_000])
+def test_a_half_open_connection_costs_one_deadline(width):
+    """Also where the server still tries to send something large on the connection that is dead."""
+    app = create_app(Tally, env_kwargs={"width": width})
+    with remote(2, app=app, message_timeout_s=1.0, reset_timeout_s=20) as (env, [proxy], _):
+        env.reset(seed=1)
+        proxy.hold(DOWN)
+        proxy.stay_dead()
+        with pytest.raises(ReplyTimeout, match=r"`step` for env 0-1 .* within 1 second"):
+            env.step([0, 0])
+        with pytest.raises(ResetNeeded):
+            env.step([0, 0])
+        assert env.reset(seed=2)[0][:, 1].tolist() == [0, 0]
+        assert env.step([1, 2])[0][:, 1:3].tolist() == [[1, 1], [1, 2]]
+
+
+# --------------------------------------------------------------------------------------------- really gone
+
+
+@pytest.fixture(scope="module")
+def process():
+    """A server that tests may kill; whoever does starts it again."""
+    with ServerProcess("helpers_tally:Endless") as server:
+        yield server
+
+
+def restart(process):
+    process.kill()
+    process.start()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_of_a_restarted_server_are_truncated_and_go_on(mode, process):
+    with running(create_app(Endless)) as healthy, RemoteVecEnv([process.url, healthy], 4, autoreset_mode=mode) as env:
+        ours, theirs = transitions(env, 8), transitions(local(4, mode, Endless), 8)
+        for _ in range(4):
+            assert_same(next(ours), next(theirs))
+        last = env.step([0, 0, 0, 0])[0]
+        restart(process)
+        with pytest.warns(UserWarning, match="rows 0-1 are truncated") as told:
+            observations, rewards, terminated, truncated, infos = env.step([1, 1, 1, 1])
+        assert len(told) == 1
+        assert "unknown session" in str(told[0].message)
+        assert rewards[:2].tolist() == [0, 0]
+        assert terminated.tolist() == [False] * 4
+        assert truncated.tolist() == [True, True, False, False]
+        assert infos[LOST].tolist() == infos[f"_{LOST}"].tolist() == truncated.tolist()
+        assert observations[2:, 2:4].tolist() == [[1, 5], [1, 5]]  # the others took their step
+        if mode == "SameStep":
+            assert_same(tuple(infos["final_obs"]), (last[0], last[1], None, None))
+            assert infos["final_info"][LOST].tolist() == truncated.tolist()
+        else:
+            assert_same(observations[:2], last[:2])
+            if mode == "NextStep":
+                observations, rewards, terminated, truncated, infos = env.step([2, 2, 2, 2])
+                assert not truncated.any()
+                assert rewards[:2].tolist() == [0, 0]
+            else:
+                with pytest.raises(AssertionError, match=r"\[0, 1\]"):
+                    env.step([2, 2, 2, 2])
+                observations, infos = env.reset(options={"reset_mask": truncated})
+            assert infos["_episode"].tolist() == [True, True, False, False]
+        assert observations[:2, :4].tolist() == [[1, 0, -1, 0]] * 2  # a first episode that has just begun
+        observations = env.step([3, 3, 3, 3])[0]
+        assert observations[:2, :4].tolist() == [[1, 1, 3, 1]] * 2
+        assert counters(env)["sessions_lost"] == 1
+
+
+def test_a_mask_may_reset_only_some_rows_of_a_lost_session(process):
+    with RemoteVecEnv(process.url, 3, autoreset_mode="Disabled") as env:
+        env.reset(seed=1)
+        restart(process)
+        with pytest.warns(UserWarning, match="rows 0-2 are truncated"):
+            env.step([0, 0, 0])
+        env.reset(options={"reset_mask": np.array([True, False, False])})
+        with pytest.raises(ResetNeeded):
+            env.step([0, 0, 0])
+        env.reset(options={"reset_mask": np.array([False, True, True])})
+        assert env.step([1, 1, 1])[0][:, 1].tolist() == [1, 1, 1]
+
+
+def test_rows_that_a_mask_leaves_out_are_not_stepped_on_a_new_session(process):
+    with RemoteVecEnv(process.url, 2) as env:
+        env.reset(seed=1)
+        restart(process)
+        with pytest.warns(UserWarning, match="rows 0-1 are truncated"):
+            env.step([0, 0])
+        env.reset(options={"reset_mask": np.array([True, False])})
+        with pytest.raises(ResetNeeded, match="env 1"):
+            env.step([1, 1])
+        env.reset(options={"reset_mask": np.array([False, True])})
+        assert env.step([1, 1])[0][:, 1].tolist() == [1, 1]
+
+
+def test_a_single_env_is_truncated_and_must_be_reset(process):
+    with FaultProxy(process.url) as proxy:
+        env = RemoteEnv(proxy.url)
+        first, _ = env.reset(seed=1)
+        restart(process)
+        with pytest.warns(UserWarning, match="row 0 is truncated"):
+            step = env.step(0)
+        assert_same(step, (first, 0.0, False, True, {LOST: True}))
+        with pytest.raises(ResetNeeded):
+            env.step(0)
+        env.reset(seed=1)
+        assert env.step(1)[0][:4].tolist() == [1, 1, 1, 1]
+        env.close()
+
+
+def test_training_by_stable_baselines_goes_on(process):
+    sb3 = pytest.importorskip("openenv_gym.sb3")
+    env = sb3.SB3VecEnv(RemoteVecEnv(process.url, 2, autoreset_mode="SameStep"))
+    env.reset()
+    last = env.step(np.array([0, 0]))[0]
+    restart(process)
+    with pytest.warns(UserWarning, match="rows 0-1 are truncated"):
+        observations, rewards, dones, infos = env.step(np.array([0, 0]))
+    assert (observations[:, 1].tolist(), rewards.tolist(), dones.tolist()) == ([0, 0], [0, 0], [True, True])
+    for row, info in enumerate(infos):
+        assert info[LOST] is True
+        assert info["TimeLimit.truncated"] is True
+        assert_same(info["terminal_observation"], last[row])
+    env.close()
+
+
+def test_on_lost_raise(process):
+    with RemoteVecEnv(process.url, 2, on_lost="raise") as env:
+        env.reset(seed=1)
+        env.step([0, 0])
+        restart(process)
+        with pytest.raises(SessionLost, match="unknown session"):
+            env.step([0, 0])
+        with pytest.raises(ResetNeeded):
+            env.step([0, 0])
+        env.reset(seed=2)
+        assert env.step([1, 1])[0][:, 1].tolist() == [1, 1]
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for(process):
+    with RemoteVecEnv(process.url, 2, reconnect_timeout_s=60) as env:
+        env.reset(seed=1)
+        process.kill()
+        env.step_async([0, 0])
+        process.start()
+        with pytest.warns(UserWarning, match="rows 0-1 are truncated"):
+            assert env.step_wait()[3].all()
+        assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
+
+
+def test_a_server_that_stays_away_is_given_up_in_time(process):
+    with FaultProxy(process.url) as proxy, RemoteVecEnv(proxy.url, 2, reconnect_timeout_s=0.3) as env:
+        env.reset(seed=1)
+        proxy.refuse()
+        proxy.cut()
+        with pytest.warns(UserWarning, match=r"not reconnected within 0\.3 second\(s\): connection refused"):
+            assert env.step([0, 0])[3].all()
+        with pytest.raises(SessionLost, match="connection refused"):
+            env.step([0, 0])
+        proxy.accept()
+        assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
+        assert env.step([1, 1])[0][:, 1].tolist() == [1, 1]
+
+
+def test_a_session_ends_with_its_grace_time():
+    app = create_app(Tally, grace_s=0.2)
+    with remote(2, app=app) as (env, [proxy], [registry]):
+        env.reset(seed=1)
+        proxy.refuse()
+        proxy.cut()
+        wait_until(lambda: not registry.sessions)
+        proxy.accept()
+        with pytest.warns(UserWarning, match=r"rows 0-1 are truncated"):
+            assert env.step([0, 0])[3].all()
+        assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
+        wait_until(lambda: registry.capacity.active == 2)
+
+
+def test_a_session_is_resumed_with_its_secret_only():
+    with remote(2) as (env, [proxy], [registry]):
+        env.reset(seed=1)
+        (session,) = registry.sessions.values()
+        session.secret = "another"
+        proxy.cut()
+        with pytest.warns(UserWarning, match="unknown session"):
+            assert env.step([0, 0])[3].all()
+
+
+def test_another_kind_of_server_is_no_place_to_resume():
+    with remote(2, reconnect_timeout_s=0.5) as (env, [proxy], _), running(create_app("CartPole-v1")) as other:
+        env.reset(seed=1)
+        first, proxy.upstream = proxy.upstream, int(other.rpartition(":")[2])
+        proxy.cut()
+        with pytest.warns(UserWarning, match="unknown session"):
+            assert env.step([0, 0])[3].all()
+        with pytest.raises((SessionLost, ConnectFailed), match="other spaces"):
+            env.step([0, 0])
+        proxy.upstream = first
+        assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
+        assert env.single_observation_space == Tally().observation_space
+
+
+def test_a_session_that_was_idle_for_too_long_is_reported_with_that_cause():
+    with remote(2, app=create_app(Tally, idle_timeout_s=0.2)) as (env, _, [registry]):
+        env.reset(seed=1)
+        wait_until(lambda: not registry.sessions)
+        with pytest.warns(UserWarning, match="idle for too long"):
+            assert env.step([0, 0])[3].all()
+        assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
+
+
+# -------------------------------------------------------------------------------------- OpenEnv's own server
+
+
+@pytest.fixture(scope="module")
+def openenv():
+    """The module that needs OpenEnv, whose import takes long."""
+    return pytest.importorskip("helpers_openenv")
+
+
+@contextmanager
+def stock(openenv, env, num_envs, *, lasting=True, max_envs=8, **options):
+    """A vector env on a real OpenEnv server, and the proxy between the two."""
+    with pytest.MonkeyPatch.context() as patch, openenv.stock_server(env, max_envs) as url, FaultProxy(url) as proxy:
+        if not lasting:  # as on a server before 0.10
+
+            async def no(target):
+                return False
+
+            patch.setattr("openenv_gym.openenv_sessions.can_create", no)
+        with RemoteVecEnv(proxy.url, num_envs, **openenv.COUNT_SPACES, **options) as vec:
+            yield vec, proxy
+    assert not env.live
+
+
+def now(rows):
+    return {"sleep": np.zeros(rows)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", [RST, FIN])
+def test_a_cut_ends_an_episode_of_an_old_openenv_server(openenv, mode, how):
+    with stock(openenv, openenv.Count, 2, lasting=False, autoreset_mode=mode) as (env, proxy):
+        env.reset(options={"mark": 7})
+        env.step(now(2))
+        proxy.cut(how)
+        with pytest.warns(UserWarning, match="rows 0-1 are truncated") as told:
+            observations, rewards, terminated, truncated, infos = env.step(now(2))
+        assert len(told) == 1
+        assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == ([0, 0], [False] * 2, [True] * 2)
+        assert infos[LOST].tolist() == [True, True]
+        if mode == "SameStep":
+            assert [final["count"] for final in infos["final_obs"]] == [1, 1]
+        else:
+            assert_same(observations, {"count": np.array([1, 1]), "mark": np.array([7, 7])})
+            if mode == "NextStep":
+                observations = env.step(now(2))[0]
+            else:
+                observations = env.reset(options={"reset_mask": truncated})[0]
+        assert_same(observations, {"count": np.array([0, 0]), "mark": np.array([0, 0])})
+        assert env.step(now(2))[0]["count"].tolist() == [1, 1]
+        assert openenv.Count.log == [(what, n) for what, n in [("reset", 0), ("step", 1)] * 2 for _ in range(2)]
+
+
+def test_a_cut_keeps_the_episode_of_a_new_openenv_server(openenv):
+    with stock(openenv, openenv.Count, 2) as (env, proxy):
+        env.reset(options={"mark": 7})
+        for count in range(1, 8):
+            proxy.cut()
+            observations, rewards, _, truncated, infos = env.step(now(2))
+            assert_same(observations, {"count": np.array([count] * 2), "mark": np.array([7, 7])})
+            assert (rewards.tolist(), truncated.tolist(), infos) == ([1, 1], [False, False], {})
+        assert counters(env) == {"reconnects": 14, "sessions_lost": 0}
+
+
+def test_an_openenv_step_that_was_not_heard_is_sent_again(openenv):
+    with stock(openenv, openenv.Count, 1) as (env, proxy):
+        env.reset()
+        env.step(now(1))
+        proxy.cut_after(10, UP)
+        assert env.step(now(1))[0]["count"] == [2]
+        assert openenv.Count.log == [("reset", 0), ("step", 1), ("step", 2)]
+
+
+@pytest.mark.parametrize("name", ["Count", "Forgetful"])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_an_openenv_step_whose_reply_was_lost_is_reported_and_not_repeated(openenv, name, mode):
+    with stock(openenv, getattr(openenv, name), 1, autoreset_mode=mode) as (env, proxy):
+        env.reset(options={"mark": 7})
+        env.step(now(1))
+        proxy.cut_after(10, DOWN)
+        with pytest.warns(UserWarning, match="its episode is truncated"):
+            observations, rewards, terminated, truncated, infos = env.step(now(1))
+        assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == ([0], [False], [True])
+        if mode == "NextStep":
+            assert infos["lost_reply"].tolist() == [True]
+            assert_same(observations, {"count": np.array([1]), "mark": np.array([7])})
+            observations = env.step(now(1))[0]
+        else:
+            assert infos["final_info"]["lost_reply"].tolist() == [True]
+            assert infos["final_obs"][0]["count"] == 1
+        assert observations["count"] == [0]
+        assert env.step(now(1))[0]["count"] == [1]
+        assert openenv.Count.log == [("reset", 0), ("step", 1), ("step", 2), ("reset", 0), ("step", 1)]
+
+
+def test_an_openenv_env_that_counts_no_steps_leaves_it_open_whether_one_was_heard(openenv):
+    with stock(openenv, openenv.Forgetful, 1) as (env, proxy):
+        env.reset()
+        proxy.cut_after(10, UP)
+        with pytest.warns(UserWarning, match="its episode is truncated"):
+            assert env.step(now(1))[4]["lost_reply"].all()
+        assert openenv.Count.log == [("reset", 0)]
+
+
+def test_random_cuts_on_an_openenv_server(openenv):
+    """Each row's episode goes on, or is reported; no step is taken twice, and none in an env that wasn't reset."""
+    rng = random.Random(3)
+    with stock(openenv, openenv.Count, 3) as (env, proxy):
+        counts = env.reset()[0]["count"].tolist()
+        for _ in range(100):
+            if not proxy.lit and rng.random() < 0.4:
+                proxy.cut_after(rng.randrange(600), rng.choice([UP, DOWN, None]), rng.choice([RST, FIN]))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the same in other words each time
+                observations, _, _, truncated, infos = env.step(now(3))
+            lost = infos.get("lost_reply", np.zeros(3, bool)) | infos.get(LOST, np.zeros(3, bool))
+            assert lost.tolist() == truncated.tolist()
+            for row, before in enumerate(counts):
+                counts[row] = before if lost[row] else 0 if before == -1 else before + 1
+                assert observations["count"][row] == counts[row]
+                if lost[row]:
+                    counts[row] = -1  # the autoreset comes
+        proxy.put_out()
+        assert proxy.cuts > 15
+        taken = Counter(what for what, _ in openenv.Count.log)
+        assert "step without an episode" not in taken
+
+
+def test_openenv_sessions_are_closed_whatever_happens(openenv):
+    with openenv.stock_server(openenv.Count, 2) as url, FaultProxy(url) as proxy:
+        env = RemoteVecEnv(proxy.url, 2, **openenv.COUNT_SPACES, message_timeout_s=0.3, reset_timeout_s=10)
+        env.reset()
+        with pytest.raises(ReplyTimeout):
+            env.step({"sleep": np.array([0, 0.6])})
+        env.reset()  # waits for the room of the session that was given up
+        env.step(now(2))
+        proxy.cut()
+        env.close()
+        wait_until(lambda: not openenv.Count.live)
+
+
+def test_a_session_that_an_openenv_server_forgot(openenv):
+    with (
+        openenv.stock_server(openenv.Count, 2) as first,
+        FaultProxy(first) as proxy,
+        openenv.stock_server(openenv.Count, 2) as second,
+    ):
+        env = RemoteVecEnv(proxy.url, 1, **openenv.COUNT_SPACES)
+        env.reset()
+        proxy.upstream = int(second.rpartition(":")[2])
+        proxy.cut()
+        with pytest.warns(UserWarning, match="Unknown session_id"):
+            assert env.step(now(1))[3].all()
+        assert env.step(now(1))[0]["count"] == [0]
+        assert env.step(now(1))[0]["count"] == [1]
+        env.close()
+
+
+def test_a_session_lost_between_two_episodes_costs_no_episode(openenv):
+    with stock(openenv, openenv.Short, 1, lasting=False) as (env, proxy):
+        env.reset()
+        for _ in range(3):
+            *_, terminated, truncated, _ = env.step(now(1))
+        assert terminated
+        proxy.cut()
+        with pytest.warns(UserWarning, match="between two episodes"):
+            observations, _, _, truncated, infos = env.step(now(1))
+        assert (observations["count"], truncated, LOST in infos) == ([0], [False], False)

@@ -1,0 +1,281 @@
+"""`FrameConnection` against a real WebSocket server."""
+
+import asyncio
+
+import pytest
+from websockets.asyncio.server import serve
+from websockets.exceptions import ConnectionClosed
+
+from openenv_gym.dial import Target, dial
+from openenv_gym.link import FrameConnection
+
+DEADLINE_S = 20
+
+
+def with_connection(test, **options):
+    """Run a coroutine function with a connection and the server's end of it."""
+
+    async def run():
+        arrived = asyncio.get_running_loop().create_future()
+
+        async def handler(connection):
+            arrived.set_result(connection)
+            await connection.wait_closed()
+
+        async with serve(handler, "127.0.0.1", 0, compression=None) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            connection = await dial(Target(f"ws://127.0.0.1:{port}/ws", **options), connection=FrameConnection)
+            await test(connection, await arrived)
+            await connection.hang_up(1)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+async def settle(connection):
+    """Wait until all that the server has sent so far is here: the answer to a ping comes after it."""
+    await (await connection.ping())
+
+
+class Listener:
+    """Keeps what it is told, in order."""
+
+    def __init__(self, connection):
+        self.told, self.lost = [], asyncio.Event()
+        connection.listen(self.told.append, self.on_lost)
+
+    def on_lost(self, error):
+        assert isinstance(error, ConnectionClosed)
+        self.told.append(error.rcvd and error.rcvd.code)
+        self.lost.set()
+
+
+# ----------------------------------------------------------------------------------------------- messages
+
+
+def test_messages_in_both_directions():
+    async def test(connection, server):
+        listener = Listener(connection)
+        connection.write(b"\x00\xff")
+        connection.write_text("é".encode())
+        assert [await server.recv(), await server.recv()] == [b"\x00\xff", "é"]
+        for message in (b"\x01\xfe", "ü", b""):
+            await server.send(message)
+        await settle(connection)
+        assert listener.told == [b"\x01\xfe", "ü".encode(), b""]
+        assert {type(message) for message in listener.told} == {bytes}
+
+    with_connection(test)
+
+
+@pytest.mark.parametrize(
+    "fragments, message",
+    [
+        ([b"a", b"b", b"c"], b"abc"),
+        (["a", "é", "c"], "aéc".encode()),
+        ([b"", b"x"], b"x"),
+        ([b"a" * 70_000, b"b" * 70_000], b"a" * 70_000 + b"b" * 70_000),
+    ],
+    ids=["binary", "text", "empty", "large"],
+)
+def test_fragments_are_joined(fragments, message):
+    async def test(connection, server):
+        listener = Listener(connection)
+        await server.send(fragments)
+        await server.send(b"whole")
+        await server.send(fragments)
+        await settle(connection)
+        assert listener.told == [message, b"whole", message]
+
+    with_connection(test)
+
+
+def test_control_frames_may_come_between_fragments():
+    async def test(connection, server):
+        async def parts():
+            yield b"a"
+            await (await server.ping())
+            assert listener.told == []
+            yield b"b"
+
+        listener = Listener(connection)
+        await server.send(parts())
+        await settle(connection)
+        assert listener.told == [b"ab"]
+
+    with_connection(test)
+
+
+def test_messages_before_listen_are_told_at_listen():
+    async def test(connection, server):
+        await server.send(b"1")
+        await server.send([b"2", b"3"])
+        await settle(connection)
+        listener = Listener(connection)
+        assert listener.told == [b"1", b"23"]
+        await server.send(b"4")
+        await settle(connection)
+        assert listener.told == [b"1", b"23", b"4"]
+
+    with_connection(test)
+
+
+def test_listen_may_change_who_is_told():
+    async def test(connection, server):
+        one = Listener(connection)
+        await server.send(b"1")
+        await settle(connection)
+        two = Listener(connection)
+        await server.send(b"2")
+        await server.close(1001)
+        await two.lost.wait()
+        assert (one.told, two.told) == ([b"1"], [b"2", 1001])
+
+    with_connection(test)
+
+
+def test_first_leaves_the_rest_for_listen():
+    async def test(connection, server):
+        waiting = asyncio.ensure_future(connection.first())
+        for message in (b"1", b"2", b"3"):
+            await server.send(message)
+        assert await waiting == b"1"
+        await settle(connection)
+        assert await connection.first() == b"2"
+        assert Listener(connection).told == [b"3"]
+
+    with_connection(test)
+
+
+# --------------------------------------------------------------------------------------------------- ends
+
+
+def test_the_end_is_told_once():
+    async def test(connection, server):
+        listener = Listener(connection)
+        await server.send(b"last")
+        await server.close(1011)
+        await connection.wait_closed()
+        await listener.lost.wait()
+        assert listener.told == [b"last", 1011]
+
+    with_connection(test)
+
+
+def test_the_end_is_told_once_if_listen_comes_between_the_stream_s_and_the_transport_s():
+    async def test(connection, server):
+        connection.eof_received()
+        listener = Listener(connection)
+        assert listener.told == [None]
+        connection.transport.abort()
+        await connection.wait_closed()
+        assert listener.told == [None]
+
+    with_connection(test)
+
+
+def test_fragments_over_the_limit_end_the_connection():
+    async def test(connection, server):
+        listener = Listener(connection)
+        await server.send([b"x" * 60, b"x" * 60])
+        await listener.lost.wait()
+        assert connection.close_exc.sent.code == 1009
+        assert listener.told == [None]
+
+    with_connection(test, max_message_bytes=100)
+
+
+def test_an_end_without_a_close_frame():
+    async def test(connection, server):
+        listener = Listener(connection)
+        server.transport.abort()
+        await listener.lost.wait()
+        assert listener.told == [None]
+
+    with_connection(test)
+
+
+def test_an_end_before_listen_is_told_at_listen():
+    async def test(connection, server):
+        await server.send(b"1")
+        await server.close(1001)
+        await connection.wait_closed()
+        listener = Listener(connection)
+        assert listener.told == [b"1", 1001]
+        await asyncio.sleep(0)
+        assert listener.told == [b"1", 1001]
+
+    with_connection(test)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_first_raises_if_the_connection_ends(early):
+    async def test(connection, server):
+        waiting = None if early else asyncio.ensure_future(connection.first())
+        await server.close(1001)
+        if early:
+            await connection.wait_closed()
+        with pytest.raises(ConnectionClosed) as caught:
+            await (waiting or connection.first())
+        assert caught.value.rcvd.code == 1001
+
+    with_connection(test)
+
+
+def test_ignore_drops_messages_and_the_end():
+    async def test(connection, server):
+        listener = Listener(connection)
+        await server.send(b"1")
+        await settle(connection)
+        connection.ignore()
+        await server.send(b"2")
+        await settle(connection)
+        later = Listener(connection)
+        connection.ignore()
+        await server.close()
+        await connection.wait_closed()
+        assert (listener.told, later.told) == ([b"1"], [])
+
+    with_connection(test)
+
+
+def test_writing_to_a_closed_connection_is_dropped():
+    async def test(connection, server):
+        listener = Listener(connection)
+        await server.close(1001)
+        await listener.lost.wait()
+        connection.write(b"1")
+        connection.write_text(b"2")
+        assert listener.told == [1001]
+
+    with_connection(test)
+
+
+def test_writing_while_it_closes_is_dropped():
+    async def test(connection, server):
+        closing = asyncio.ensure_future(connection.close())
+        await asyncio.sleep(0)
+        connection.write(b"1")
+        connection.write_text(b"2")
+        await closing
+        with pytest.raises(ConnectionClosed):
+            await server.recv()
+
+    with_connection(test)
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["an answer", "no answer"])
+def test_hang_up_lets_go_of_the_socket(deaf):
+    async def test(connection, server):
+        listener = Listener(connection)
+        if deaf:
+            server.transport.pause_reading()
+        await connection.hang_up(0.1 if deaf else DEADLINE_S)
+        await connection.wait_closed()
+        assert connection.transport.is_closing()
+        assert listener.told == []
+        if deaf:
+            server.transport.resume_reading()
+        await server.wait_closed()
+        await connection.hang_up(1)
+
+    with_connection(test)

@@ -1,0 +1,157 @@
+"""Sessions on several servers are opened at the same time: all of them, or none."""
+
+import threading
+
+import pytest
+from helpers_faults import FaultProxy, ScriptedServer, wait_until
+from helpers_server import running
+from helpers_tally import Tally
+
+from openenv_gym import RemoteVecEnv
+from openenv_gym.errors import CapacityError, ConnectFailed, FactoryError, RemoteEnvError, SpaceError
+from openenv_gym.server import create_app
+
+
+@pytest.fixture(scope="module")
+def openenv():
+    return pytest.importorskip("helpers_openenv")
+
+
+def sizes(env):
+    return [link.slots for link in env.rollout.pool.links]
+
+
+@pytest.mark.parametrize(
+    "num_envs, connections, servers, expected",
+    [
+        (5, None, 1, [5]),
+        (5, 2, 1, [3, 2]),
+        (2, 5, 1, [1, 1]),
+        (5, None, 2, [3, 2]),
+        (5, 4, 2, [2, 1, 1, 1]),
+        (1, None, 2, [1]),
+    ],
+)
+def test_envs_are_spread_evenly(num_envs, connections, servers, expected):
+    app = create_app(Tally)
+    with running(app) as url:
+        with RemoteVecEnv([url] * servers, num_envs, connections=connections) as env:
+            assert sizes(env) == expected
+            assert [list(rows) for rows in env.rollout.pool.rows] == [
+                list(range(sum(expected[:i]), sum(expected[: i + 1]))) for i in range(len(expected))
+            ]
+            assert app.state.registry.capacity.active == num_envs
+            env.reset(seed=1)
+            assert env.step(list(range(num_envs)) if num_envs < 4 else [0] * num_envs)[0].shape == (num_envs, 5)
+        assert app.state.registry.capacity.active == 0
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_more_envs_than_there_is_room_for(connections):
+    app = create_app(Tally, max_envs=4)
+    with running(app) as url:
+        with pytest.raises(CapacityError) as full:
+            RemoteVecEnv(url, 6, connections=connections)
+        assert full.value.maximum == 4
+        assert full.value.requested == 6 // connections
+        wait_until(lambda: app.state.registry.capacity.active == 0)
+        with RemoteVecEnv(url, 4, connections=connections) as env:
+            env.reset(seed=1)
+
+
+def test_sessions_that_are_just_being_built_are_given_back_too():
+    """One connection is refused while the other one's envs are being built."""
+    building, go_on = threading.Semaphore(0), threading.Event()
+
+    class Slow(Tally):
+        def __init__(self):
+            super().__init__()
+            if slow.is_set():
+                building.release()
+                assert go_on.wait(30)
+
+    slow = threading.Event()
+    app = create_app(Slow, max_envs=3, grace_s=0.1)
+    slow.set()
+    with running(app) as url:
+        with pytest.raises(CapacityError):
+            RemoteVecEnv(url, 4, connections=2)
+        assert building.acquire(timeout=10)
+        go_on.set()
+        wait_until(lambda: app.state.registry.capacity.active == 0)
+
+
+def test_more_envs_than_an_openenv_server_has_room_for(openenv):
+    with openenv.stock_server(max_envs=2) as url:
+        with pytest.raises(CapacityError) as full:
+            RemoteVecEnv(url, 4, **openenv.COUNT_SPACES)
+        assert (full.value.active, full.value.maximum) == (2, 2)
+        wait_until(lambda: not openenv.Count.live)
+        with RemoteVecEnv(url, 2, **openenv.COUNT_SPACES) as env:
+            env.reset()
+            assert len(openenv.Count.live) == 2
+        assert not openenv.Count.live
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_an_openenv_server_for_one_session_is_enough_for_one_env(openenv, lasting, monkeypatch):
+    if not lasting:
+
+        async def no(target):
+            return False
+
+        monkeypatch.setattr("openenv_gym.openenv_sessions.can_create", no)
+    with openenv.stock_server(max_envs=1) as url:
+        for _ in range(2):
+            with RemoteVecEnv(url, 1, **openenv.COUNT_SPACES) as env:
+                env.reset()
+
+
+def test_one_server_that_is_away_leaves_nothing_on_the_other():
+    app = create_app(Tally)
+    with running(app) as url, FaultProxy(url) as proxy:
+        proxy.refuse()
+        with pytest.raises(ConnectFailed, match=f"{proxy.port}.*connection refused"):
+            RemoteVecEnv([url, proxy.url], 4)
+        wait_until(lambda: app.state.registry.capacity.active == 0)
+
+
+def test_servers_with_other_spaces_leave_nothing():
+    apps = [create_app(Tally), create_app(Tally, env_kwargs={"width": 9})]
+    with running(apps[0]) as first, running(apps[1]) as second:
+        with pytest.raises(SpaceError, match="observation_space") as told:
+            RemoteVecEnv([first, second], 4)
+        for url in (first, second):
+            assert url.rpartition(":")[2] in str(told.value)
+        for app in apps:
+            wait_until(lambda app=app: app.state.registry.capacity.active == 0)
+
+
+def test_an_env_that_cannot_be_built_is_told():
+    class Broken(Tally):
+        def __init__(self):
+            super().__init__()
+            if broken:
+                raise OSError("no display")
+
+    broken = []
+    app = create_app(Broken)
+    broken.append(True)
+    with running(app) as url:
+        with pytest.raises((RemoteEnvError, FactoryError), match="no display"):
+            RemoteVecEnv(url, 4, connections=2)
+        wait_until(lambda: app.state.registry.capacity.active == 0)
+
+
+def test_an_answer_that_is_nonsense_closes_the_connection():
+    ended = threading.Event()
+
+    async def babble(connection):
+        await connection.recv()
+        await connection.send(b"\x00babble")
+        await connection.wait_closed()
+        ended.set()
+
+    with ScriptedServer(babble, "openenv-gym.v1") as server, pytest.raises(RuntimeError):
+        RemoteVecEnv(server.url, 1, connect_timeout_s=5)
+    assert ended.wait(10)

@@ -1,0 +1,436 @@
+"""Calls over links: limits, interrupts, threads and ends."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError, ResetNeeded
+from helpers_faults import FaultProxy, ScriptedServer, ServerProcess, wait_until
+from helpers_server import running
+from helpers_tally import Endless, Gated, Sleeper, Tally
+
+from openenv_gym import RemoteVecEnv
+from openenv_gym.errors import ConnectFailed, ConnectionLost, LocalProtocolError, ReplyTimeout
+from openenv_gym.messages import WINDOW
+from openenv_gym.server import create_app
+
+
+@contextmanager
+def sleepers(num_envs, proxied=False, **options):
+    """A vector env of `Sleeper`s, one connection for each."""
+    with (
+        running(create_app(Sleeper, max_workers=num_envs)) as url,
+        RemoteVecEnv(url, num_envs, connections=num_envs, **options) as env,
+    ):
+        yield env
+
+
+@pytest.fixture(scope="module")
+def openenv():
+    return pytest.importorskip("helpers_openenv")
+
+
+@pytest.fixture(scope="module")
+def process():
+    with ServerProcess("helpers_tally:Endless") as server:
+        yield server
+
+
+# ------------------------------------------------------------------------------------------------- limits
+
+
+def test_a_step_has_its_limit_and_a_reset_another():
+    with sleepers(2, message_timeout_s=0.3, reset_timeout_s=20) as env:
+        env.reset(options={"s": 0.6, "mark": 1})  # longer than a step may take
+        started = time.monotonic()
+        with pytest.raises(ReplyTimeout) as late:
+            env.step([0.0, 1.0])
+        assert time.monotonic() - started < 0.9
+        url = env.rollout.pool.links[1].url
+        assert (late.value.phase, late.value.url, late.value.limit_s, late.value.envs) == ("step", url, 0.3, (1,))
+        assert str(late.value) == f"no reply to `step` for env 1 from {url} within 0.3 second(s)"
+        assert isinstance(late.value, multiprocessing.TimeoutError | TimeoutError)
+
+
+def test_a_reset_has_a_limit():
+    with sleepers(2, reset_timeout_s=0.3) as env, pytest.raises(ReplyTimeout, match=r"`reset` for env 0-1 .* 0\.3 "):
+        env.reset(options={"s": 1.0})
+
+
+def test_the_limit_is_for_all_envs_together():
+    """Eight envs on one thread take a second; each alone would be in time."""
+    with running(create_app(Sleeper, max_workers=1)) as url, RemoteVecEnv(url, 8, message_timeout_s=0.5) as env:
+        env.reset()
+        with pytest.raises(ReplyTimeout, match="for env 0-7 "):
+            env.step([0.125] * 8)
+
+
+def test_connecting_has_a_limit():
+    started = time.monotonic()
+    with (
+        running(create_app(Sleeper, env_kwargs={"built_within_s": 0.5}, max_workers=1)) as url,
+        pytest.raises(ReplyTimeout, match=r"`connect` for env 0-9 .* within 0\.6 second"),
+    ):
+        RemoteVecEnv(url, 10, connect_timeout_s=0.5, reset_timeout_s=0.1)
+    assert time.monotonic() - started < 30
+
+
+def test_connecting_names_the_server_that_is_late():
+    def deaf(connection):
+        return connection.wait_closed()
+
+    with (
+        running(create_app(Tally)) as url,
+        ScriptedServer(deaf, "openenv-gym.v1") as late,
+        pytest.raises(ReplyTimeout, match=f"`connect` for env 3-4 from {late.url.replace('http', 'ws')}"),
+    ):
+        RemoteVecEnv([url, late.url], 5, connect_timeout_s=0.3, reset_timeout_s=0.1)
+
+
+def test_a_closed_port_is_told_at_once():
+    with FaultProxy(1) as proxy:
+        proxy.refuse()
+        with pytest.raises(ConnectFailed, match="connection refused"):
+            RemoteVecEnv(proxy.url, 2)
+
+
+@pytest.mark.parametrize("limit", [float("inf"), 1e12])
+def test_there_may_be_no_limit(limit):
+    with sleepers(1, message_timeout_s=limit) as env:
+        env.reset()
+        env.step([0.0])
+
+
+def test_what_cannot_be_sent_is_told_at_once():
+    with sleepers(1, reset_timeout_s=60) as env:
+        started = time.monotonic()
+        with pytest.raises(LocalProtocolError, match="can't be sent"):
+            env.reset(seed=2**70)
+        assert time.monotonic() - started < 10
+        env.reset(seed=2**62)
+
+
+# ---------------------------------------------------------------------------------------- no stale replies
+
+
+def stale_frames(env, act, turns=100):
+    """Step with random delays around the limit, and count what came back that isn't of the last reset and step."""
+    rng = random.Random(1)
+    late = stale = 0
+    for mark in range(turns):
+        observation = env.reset(options={"mark": mark})[0]
+        stale += not same(observation, mark, 0)
+        for t in (1, 2, 3):
+            try:
+                observation = env.step(act(rng.choice([0.0, 0.0, 0.004, 0.008, 0.012, 0.03])))[0]
+                stale += not same(observation, mark, t)
+            except ReplyTimeout:
+                late += 1
+                with pytest.raises(ResetNeeded):
+                    env.step(act(0.0))
+                break
+    return late, stale
+
+
+def same(observation, mark, t):
+    if isinstance(observation, dict):
+        return observation["mark"].tolist() == [mark] and observation["count"].tolist() == [t]
+    return observation.tolist() == [[mark, t]]
+
+
+def test_late_replies_are_never_taken_for_others():
+    with sleepers(1, message_timeout_s=0.01, reset_timeout_s=20) as env:
+        late, stale = stale_frames(env, lambda s: np.array([s]))
+        assert late > 20
+        assert stale == 0
+
+
+def test_late_replies_of_openenv_servers_are_never_taken_for_others(openenv):
+    with openenv.stock_server(max_envs=2) as url:
+        options = {"message_timeout_s": 0.01, "reset_timeout_s": 20}
+        with RemoteVecEnv(url, 1, **openenv.COUNT_SPACES, **options) as env:
+            late, stale = stale_frames(env, lambda s: {"sleep": np.array([s])}, turns=40)
+        assert late > 10
+        assert stale == 0
+        wait_until(lambda: not openenv.Count.live)
+
+
+def test_after_many_late_replies_a_reset_opens_another_session():
+    with (
+        running(create_app(Sleeper, max_envs=2, max_workers=2)) as url,
+        RemoteVecEnv(url, 1, reset_timeout_s=0.05, message_timeout_s=0.05) as env,
+    ):
+        env.reset()
+        with pytest.raises(ReplyTimeout):
+            env.step([3.0])
+        started = time.monotonic()
+        for _ in range(WINDOW - 1):
+            with pytest.raises(ReplyTimeout):
+                env.reset(options={"mark": 1})
+
+        def recovered():
+            try:
+                return env.reset(options={"mark": 2})[0].tolist() == [[2, 0]]
+            except ReplyTimeout:
+                return False
+
+        wait_until(recovered)
+        assert time.monotonic() - started < 2.5, "it waited for the old env"
+        assert env.rollout.pool.links[0].counters["sessions_lost"] == 1
+
+
+# -------------------------------------------------------------------------------------------------- pings
+
+
+def test_pings_are_answered_while_the_learner_computes():
+    app = create_app(Tally, ping_interval_s=0.2, ping_timeout_s=0.4)
+    with running(app) as url, RemoteVecEnv(url, 2) as env:
+        env.reset(seed=1)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            sum(range(1000))
+        env.step([0, 0])
+        assert env.rollout.pool.links[0].counters == {"reconnects": 0, "sessions_lost": 0}
+        assert len(app.state.registry.sessions) == 1
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_pings_are_answered_while_an_env_computes(side):
+    pings = {"ping_interval_s": 0.2, "ping_timeout_s": 0.4}
+    with (
+        running(create_app(Sleeper, max_workers=2, **(pings if side == "server" else {}))) as url,
+        RemoteVecEnv(url, 2, **(pings if side == "client" else {})) as env,
+    ):
+        env.reset()
+        assert env.step([2.0, 0.0])[0][:, 1].tolist() == [1, 1]
+        assert env.rollout.pool.links[0].counters == {"reconnects": 0, "sessions_lost": 0}
+
+
+@pytest.mark.parametrize("interval", [None, 0.1])
+def test_pings_can_be_switched_off(interval):
+    app = create_app(Tally, ping_interval_s=interval)
+    with running(app) as url, FaultProxy(url) as proxy, RemoteVecEnv(proxy.url, 2, ping_interval_s=interval) as env:
+        env.reset(seed=1)
+        env.step([0, 0])
+        if interval is None:
+            wait_until(lambda: proxy.settled)
+        before = proxy.bytes_up, proxy.bytes_down
+        if interval is None:
+            threading.Event().wait(1.0)
+            assert (proxy.bytes_up, proxy.bytes_down) == before
+        else:
+            wait_until(lambda: proxy.bytes_up > before[0] + 10 and proxy.bytes_down > before[1] + 10)
+
+
+def test_a_peer_that_answers_no_pings_is_left_and_found_again():
+    with (
+        running(create_app(Tally)) as url,
+        FaultProxy(url) as proxy,
+        RemoteVecEnv(proxy.url, 2, ping_interval_s=0.1, ping_timeout_s=0.2) as env,
+    ):
+        env.reset(seed=1)
+        proxy.hold()
+        proxy.stay_dead()
+        wait_until(lambda: env.rollout.pool.links[0].counters["reconnects"] == 1)
+        assert env.step([0, 0])[0][:, 1].tolist() == [1, 1]
+
+
+# ------------------------------------------------------------------------------------------ close, several
+
+
+def test_closing_is_bounded_and_parallel_where_the_server_is_frozen(process):
+    env = RemoteVecEnv(process.url, 32, connections=32)
+    env.reset(seed=1)
+    process.freeze()
+    try:
+        started = time.monotonic()
+        env.close()
+        assert time.monotonic() - started < 2.5
+        started = time.monotonic()
+        env.close()
+        assert time.monotonic() - started < 0.1
+    finally:
+        process.thaw()
+
+
+def test_closing_frees_the_room():
+    app = create_app(Tally, max_envs=4)
+    with running(app) as url:
+        for _ in range(3):
+            RemoteVecEnv(url, 4, connections=2).close()
+            assert app.state.registry.capacity.active == 0
+
+
+def test_closing_while_a_connection_is_resumed_frees_the_room_too():
+    app = create_app(Tally, max_envs=4)
+    with running(app) as url, FaultProxy(url) as proxy:
+        env = RemoteVecEnv(proxy.url, 4)
+        env.reset(seed=1)
+        proxy.cut()
+        env.close()
+        assert app.state.registry.capacity.active == 0
+
+
+def test_closing_during_a_step():
+    gate, entered = threading.Event(), threading.Semaphore(0)
+    app = create_app(lambda: Gated(gate, entered), max_workers=2)
+    with running(app) as url:
+        env = RemoteVecEnv(url, 2)
+        env.reset(seed=1)
+        env.step_async([0, 0])
+        assert entered.acquire(timeout=20)
+        started = time.monotonic()
+        with pytest.warns(UserWarning, match="pending call to `step`"):
+            env.close(timeout=0.2)
+        assert time.monotonic() - started < 2
+        gate.set()
+        wait_until(lambda: app.state.registry.capacity.active == 0)
+
+
+def test_several_envs_live_side_by_side():
+    app = create_app(Tally)
+    with running(app) as url:
+        envs = [RemoteVecEnv(url, n) for n in (1, 2, 3)]
+        for env in envs:
+            env.reset(seed=1)
+        envs[1].close()
+        for env in (envs[0], envs[2]):
+            assert env.step([0] * env.num_envs)[0][:, 1].tolist() == [1] * env.num_envs
+            env.close()
+
+
+def test_an_env_that_nobody_keeps_is_closed():
+    app = create_app(Tally)
+    with running(app) as url:
+        env = RemoteVecEnv(url, 2)
+        env.reset(seed=1)
+        del env
+        wait_until(lambda: app.state.registry.capacity.active == 0)
+
+
+# ------------------------------------------------------------------------------- threads, interrupts, forks
+
+
+def test_a_second_thread_is_refused_and_nothing_is_mixed_up():
+    with running(create_app(Tally)) as url, RemoteVecEnv(url, 4) as env:
+        env.reset(seed=1)
+        outcomes = Counter()
+        start = threading.Barrier(4)
+        lock = threading.Lock()
+        seen = []
+
+        def hammer(number):
+            start.wait()
+            for _ in range(100):
+                try:
+                    observations = env.step(np.full(4, number))[0]
+                except AlreadyPendingCallError:
+                    outcome = "refused"
+                else:
+                    outcome = "stepped"
+                    with lock:
+                        seen.append(int(observations[0, 3]))
+                    assert set(observations[:, 2]) <= {number, -1}
+                with lock:
+                    outcomes[outcome] += 1
+
+        errors = []
+
+        def guarded(number):
+            try:
+                hammer(number)
+            except BaseException as error:
+                errors.append(error)
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=guarded, args=(n,)) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(before)
+        assert not errors
+        assert outcomes["stepped"] > 0
+        assert outcomes["refused"] > 0
+        assert outcomes["stepped"] + outcomes["refused"] == 400
+
+
+def test_ctrl_c_leaves_the_env_usable():
+    with sleepers(2) as env:
+        env.reset()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            env.step([1.0, 0.0])
+        with pytest.raises(ResetNeeded):
+            env.step([0.0, 0.0])
+
+
+def test_ctrl_c_drops_the_reply_that_comes_later():
+    with sleepers(2) as env:
+        env.reset()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            env.step([0.5, 0.0])
+        assert env.reset(options={"mark": 3})[0].tolist() == [[3, 0], [3, 0]]
+        assert env.step([0.0, 0.0])[0].tolist() == [[3, 1], [3, 1]]
+
+
+@pytest.mark.parametrize("call", ["step", "reset"])
+def test_an_interrupt_just_after_a_request_was_sent_is_one_too(call, monkeypatch):
+    """What was sent is done, but nobody waits for it: going on as if it hadn't been would be silently wrong."""
+    with running(create_app(Endless)) as url, RemoteVecEnv(url, 2) as env:
+        env.reset(seed=1)
+        pool = env.rollout.pool
+        start = pool.start
+
+        def interrupted(requests):
+            start(requests)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                env.step([0, 0]) if call == "step" else env.reset()
+        with pytest.raises(ResetNeeded):
+            env.step([0, 0])
+        env.reset(seed=1)
+        assert env.step([0, 0])[0][:, 1].tolist() == [1, 1]
+
+
+def test_a_fork_is_told_from_its_parent():
+    with running(create_app(Tally)) as url, RemoteVecEnv(url, 2) as env:
+        env.reset(seed=1)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                env.step([0, 0])
+            except LocalProtocolError as error:
+                os.write(writer, str(error).encode())
+            env.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            assert "before a fork" in told.read()
+        assert env.step([0, 0])[0][:, 1].tolist() == [1, 1]  # the child has closed nothing of ours
+
+
+def test_a_server_that_breaks_the_protocol_loses_the_session_only():
+    async def babble(connection):
+        await connection.recv()
+        await connection.send(b"\x00babble")
+
+    with ScriptedServer(babble, "openenv-gym.v1") as server, pytest.raises((RuntimeError, ConnectionLost)):
+        RemoteVecEnv(server.url, 1, connect_timeout_s=5)
