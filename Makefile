@@ -9,7 +9,7 @@ PACKAGING = setup.cfg constraints.txt
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test lint format types bench fuzz soak clean
+.PHONY: help demo test lint format types bench clean
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -37,12 +37,6 @@ types: .venv/dev  ## check the types
 
 bench: .venv/dev  ## measure the speed
 	.venv/bin/python benchmarks/run.py
-
-fuzz: .venv/dev  ## throw random frames at the server
-	.venv/bin/python tests/fuzz/run.py
-
-soak: .venv/dev  ## run for long and watch memory
-	.venv/bin/python tests/soak/run.py
 
 clean:  ## remove everything that is made
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
