@@ -89,7 +89,7 @@ def test_the_version_is_the_one_in_version_py(metadata):
 
 def test_the_readme_is_the_long_description(metadata):
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text("utf-8").strip()
+    assert metadata.get_payload(decode=True).decode("utf-8").strip() == (ROOT / "README.md").read_text("utf-8").strip()
 
 
 def test_the_base_needs_exactly_five_distributions(metadata):
