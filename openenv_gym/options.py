@@ -36,7 +36,7 @@ class RemoteOptions(BaseModel):
         token: the bearer token; None takes ``$OPENENV_GYM_TOKEN``.
         headers: more headers for the handshake.
         connect_timeout_s: limit in seconds for a connection.
-        message_timeout_s: limit for the reply to a step, over all envs.
+        message_timeout_s: limit for the reply to a step, over all envs; ``inf`` sets none.
         reset_timeout_s: limit for the reply to a reset, and for building the envs; None takes ``message_timeout_s``.
         close_timeout_s: limit for closing.
         reconnect_timeout_s: limit for resuming after a connection broke.
@@ -70,8 +70,8 @@ class RemoteOptions(BaseModel):
     token: SecretStr | None = None
     headers: dict[str, str] | None = Field(default=None, repr=False)
     connect_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    message_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    reset_timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    message_timeout_s: float = Field(default=60.0, gt=0)
+    reset_timeout_s: float | None = Field(default=None, gt=0)
     close_timeout_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     reconnect_timeout_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     max_message_size_mb: float = Field(default=100.0, gt=0, allow_inf_nan=False)
