@@ -20,7 +20,6 @@ from websockets.exceptions import (
     InvalidMessage,
     InvalidProxy,
     InvalidStatus,
-    PayloadTooBig,
     ProxyError,
     WebSocketException,
 )
@@ -207,9 +206,8 @@ def lost(target: Target, error: BaseException) -> TransportError:
     """Our error for what ended an open connection."""
     if isinstance(error, ConnectionClosed):
         cause = error.__cause__
-        for close in (error.sent, error.rcvd):
-            if isinstance(cause, PayloadTooBig) or (close is not None and close.code == 1009):
-                return MessageTooLarge(None, target.max_message_bytes, "max_message_size_mb")
+        if any(close is not None and close.code == 1009 for close in (error.sent, error.rcvd)):
+            return MessageTooLarge(None, target.max_message_bytes, "max_message_size_mb")
         close = error.rcvd or error.sent
         if close is not None:
             reason = f", {close.reason}" if close.reason else ""

@@ -102,9 +102,8 @@ class RemoteOptions(BaseModel):
                 f"unknown option {e['loc'][0]!r}" if e["type"] == "extra_forbidden" else f"{e['loc'][0]}: {e['msg']}"
                 for e in error.errors(include_input=False, include_url=False)
             ]
-        raise OptionError(
-            "; ".join(problems)
-        )  # out here, for pydantic's error holds the values, and would be its context
+        # Out here, because pydantic's error holds the values, and would be this one's context.
+        raise OptionError("; ".join(problems))
 
     @property
     def urls(self) -> tuple[str, ...]:
