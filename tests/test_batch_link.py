@@ -512,7 +512,7 @@ class TestReopening:
             assert isinstance(await ask(link, RESET), Observed)
             await until(lambda: hellos[1].state.name == "CLOSED")
 
-        against(script, test)
+        against(script, test, reconnect_timeout_s=60)  # or the first attempt would end by itself
 
     def test_a_full_window_of_late_replies_does_too(self):
         async def script(connection):
