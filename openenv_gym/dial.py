@@ -156,7 +156,14 @@ async def dial(
             create_connection=connection,
             **arguments,
         )
-    except (OSError, WebSocketException, EOFError, UnicodeError, ImportError) as error:  # the last two: odd host, SOCKS
+    except (
+        OSError,
+        asyncio.TimeoutError,  # before Python 3.11 no OSError
+        WebSocketException,
+        EOFError,
+        UnicodeError,  # a host that can't be one
+        ImportError,  # a SOCKS proxy, which needs another package
+    ) as error:
         raise _translated(target, error) from error
 
 

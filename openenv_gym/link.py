@@ -70,6 +70,7 @@ class FrameConnection(ClientConnection):
         self._on_lost: Callable[[ConnectionClosed], None] | None = None
         self._early: list[bytes] = []
         self._fragments: list[bytes] | None = None
+        self._cause: Exception | None = None
 
     def listen(self, on_message: Callable[[bytes], None], on_lost: Callable[[ConnectionClosed], None]) -> None:
         """Set or change who is told; messages that came before there was anybody are told now.
@@ -162,13 +163,17 @@ class FrameConnection(ClientConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio when the transport has ended."""
         super().connection_lost(exc)
+        self._cause = exc
         self._tell_lost()
 
     def _tell_lost(self) -> None:
         # The protocol is closed at the end of the stream, a moment before asyncio says that the transport is.
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
-            on_lost(self.close_exc)
+            error = self.protocol.close_exc
+            if self._cause is not None:  # more telling than the protocol's own, that the stream ended
+                error.__cause__ = self._cause
+            on_lost(error)
 
 
 def _ignore(message: bytes) -> None:

@@ -1,6 +1,8 @@
 """`FrameConnection` against a real WebSocket server."""
 
 import asyncio
+import socket
+import struct
 
 import pytest
 from websockets.asyncio.server import serve
@@ -178,7 +180,7 @@ def test_fragments_over_the_limit_end_the_connection():
         listener = Listener(connection)
         await server.send([b"x" * 60, b"x" * 60])
         await listener.lost.wait()
-        assert connection.close_exc.sent.code == 1009
+        assert connection.protocol.close_exc.sent.code == 1009
         assert listener.told == [None]
 
     with_connection(test, max_message_bytes=100)
@@ -190,6 +192,29 @@ def test_an_end_without_a_close_frame():
         server.transport.abort()
         await listener.lost.wait()
         assert listener.told == [None]
+
+    with_connection(test)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["listening", "later"])
+def test_an_end_has_its_cause(late):
+    async def test(connection, server):
+        causes, told = [], asyncio.Event()
+
+        def on_lost(error):
+            causes.append(type(error.__cause__))
+            told.set()
+
+        if not late:
+            connection.listen(causes.append, on_lost)
+        bare = server.transport.get_extra_info("socket")
+        bare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing is a reset then
+        server.transport.abort()
+        await connection.wait_closed()
+        if late:
+            connection.listen(causes.append, on_lost)
+        await told.wait()
+        assert causes == [ConnectionResetError]
 
     with_connection(test)
 
