@@ -315,6 +315,7 @@ class TestResuming:
             answers.append(start(link, STATE))  # on a connection that is broken, or about to be
             assert [(await answer).values for answer in answers] == [["one"], ["two"], ["three"]]
             assert log in ([1, 2, ("resume", "name", "secret", n), 3] for n in (0, 1))
+            await until(lambda: link.counters["reconnects"])  # it is counted a moment after the replies
             assert link.counters == {"reconnects": 1, "sessions_lost": 0}
 
         against(script, test)
