@@ -213,6 +213,8 @@ class FaultProxy:
             self._server.close()
             for link in list(self._links):
                 link.cut(RST)
+            for task in self._tasks:  # one that still dials the server has no link that could be cut
+                task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=5)
 
@@ -253,7 +255,7 @@ class FaultProxy:
         self.accepted += 1
         try:
             from_server, to_server = await asyncio.open_connection("127.0.0.1", self.upstream)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         link = _Link(writer, to_server)
@@ -270,7 +272,10 @@ class FaultProxy:
             await asyncio.gather(*pumps, return_exceptions=True)
             self._links.discard(link)
             for end in (writer, to_server):
-                end.close()
+                end.close()  # what is under way may still arrive
+                with contextlib.suppress(OSError, asyncio.TimeoutError):
+                    await asyncio.wait_for(end.wait_closed(), 1)
+                end.transport.abort()
 
     async def _pump(self, link, reader, writer, direction):
         try:

@@ -76,7 +76,8 @@ class SessionPair:
         self.to_server = deque()
         self.to_client = deque()
         self.stale = deque()  # frames from broken connections that the server reads late
-        self.attached = True  # the server's end of the connection
+        self.connected = True  # the server reads from the connection
+        self.attached = True  # and writes to it: on a new one only once it was resumed there
         decoded(self.client.hello(HELLO), Hello)
         assert self.client.answer(encode(WELCOME)) == []
 
@@ -95,7 +96,7 @@ class SessionPair:
             self.abandoned.add(f"request {id}")
 
     def server_takes(self):
-        if self.attached and self.to_server:
+        if self.connected and self.to_server:
             self._take(self.to_server.popleft())
 
     def server_takes_late(self):
@@ -104,6 +105,7 @@ class SessionPair:
 
     def _take(self, frame):
         if is_resume(frame):
+            self.attached = True
             self.to_client.extend(self.server.resume(decoded(frame, Resume).received))
             return
         request = self.server.receive(frame)
@@ -139,7 +141,7 @@ class SessionPair:
         self.client.lost()
         self.to_server.clear()
         self.to_client.clear()
-        self.attached = False
+        self.connected = self.attached = False
 
     def wire_breaks_for_the_client(self):
         """What is under way to the server arrives, though late."""
@@ -150,7 +152,7 @@ class SessionPair:
     def client_redials(self):
         if self.client.state is ClientState.LOST:
             self.to_server.append(self.client.resume())
-            self.attached = True
+            self.connected = True
 
     def finish(self):
         """Let everything happen that is still to come."""
