@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from openenv_gym.actions import check_actions, gather_actions
 from openenv_gym.backend import Backend
-from openenv_gym.batching import check_actions, gather_actions
 from openenv_gym.codec import pack
 from openenv_gym.errors import RemoteEnvError
 from openenv_gym.messages import Call, Get, Render, Set

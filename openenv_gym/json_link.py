@@ -12,7 +12,8 @@ from typing import Any, Final
 import gymnasium as gym
 import numpy as np
 
-from openenv_gym.batching import ActionReader, BatchWriter
+from openenv_gym.actions import ActionReader
+from openenv_gym.batching import BatchWriter
 from openenv_gym.codec import pack, unpack
 from openenv_gym.dial import Target
 from openenv_gym.errors import RemoteEnvError, RemoteProtocolError, SessionLost, SpaceError

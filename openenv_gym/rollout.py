@@ -16,7 +16,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from openenv_gym.batching import BatchReader, LeafValues, Part, rows_of, to_batch
+from openenv_gym.actions import to_batch
+from openenv_gym.batching import BatchReader, Part, rows_of
 from openenv_gym.codec import pack, unpack
 from openenv_gym.errors import (
     RemoteEnvError,
@@ -27,6 +28,7 @@ from openenv_gym.errors import (
     ranges,
     remote_env_error,
 )
+from openenv_gym.leaf_values import LeafValues
 from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
 from openenv_gym.pool import Pool
 
@@ -207,7 +209,7 @@ class Rollout:
         """Send a step.
 
         Args:
-            actions: leaves from `openenv_gym.batching.check_actions`.
+            actions: leaves from `openenv_gym.actions.check_actions`.
             autoreset: the mode; None steps envs even after the end of an episode, as single envs may be.
 
         Raises:

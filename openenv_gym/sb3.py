@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from openenv_gym.batching import check_actions, gather_actions
+from openenv_gym.actions import check_actions, gather_actions
 from openenv_gym.codec import pack
 from openenv_gym.errors import OptionError
 from openenv_gym.messages import Call, Get, Render, Set

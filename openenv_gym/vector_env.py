@@ -19,8 +19,8 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from openenv_gym.actions import check_actions
 from openenv_gym.backend import Backend
-from openenv_gym.batching import check_actions
 from openenv_gym.display import table
 from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.infos import merge_infos

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
-from openenv_gym.batching import ActionReader, BatchWriter
+from openenv_gym.actions import ActionReader
+from openenv_gym.batching import BatchWriter
 from openenv_gym.codec import pack
 from openenv_gym.messages import Batch
 

@@ -4,11 +4,17 @@
 are shared by all tests: seed one before sampling from it, and don't change it.
 """
 
+import warnings
+
 import gymnasium as gym
+import msgspec
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Text, Tuple
 from hypothesis import strategies as st
+
+from openenv_gym.codec import pack
+from openenv_gym.messages import Array, Values
 
 INF = np.inf
 GYMNASIUM = tuple(int(part) for part in gym.__version__.split(".")[:2])
@@ -165,3 +171,48 @@ def identical(a, b):
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     return a == b or (a != a and b != b)  # nan
+
+
+def samples(space, count=4, seed=7):
+    """Values of a space, the same each time."""
+    space.seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gymnasium overflows in samples of the largest integers
+        return [space.sample() for _ in range(count)]
+
+
+def arrays_in(value):
+    """All arrays inside a nested value."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [array for part in value for array in arrays_in(part)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
+def share_memory(a, b):
+    """Whether any array inside the one overlaps with one inside the other."""
+    return any(np.shares_memory(x, y) for x in arrays_in(a) for y in arrays_in(b))
+
+
+# ------------------------------------------------------------------------------------------- a bad peer's batches
+
+_UNIT, _GRAPH, _ONE_OF = Box(0, 1, (2,)), NAMED["graph"], OneOf([NAMED["graph"], Discrete(2)])
+MALFORMED_LEAVES = {
+    "bytes that don't fit": (_UNIT, [Array("<f4", (1, 2), memoryview(b"\0" * 7))]),
+    "negative size": (_UNIT, [Array("<f4", (-1, 2), memoryview(b""))]),
+    "unknown dtype": (_UNIT, [Array("|O8", (1, 2), memoryview(b"\0" * 16))]),
+    "unknown extension": (Text(3), [Values([msgspec.msgpack.Ext(99, b"")])]),
+    "graph of nothing": (_GRAPH, [Values([None])]),
+    "graph of a string": (_GRAPH, [Values(["abc"])]),
+    "graph, too short": (_GRAPH, [Values([pack((1, 2))])]),
+    "graph, too long": (_GRAPH, [Values([pack((1, 2, 3, 4))])]),
+    "graph of a list": (_GRAPH, [Values([[1, 2, 3]])]),
+    "one of none": (_ONE_OF, [Values([None])]),
+    "one of nothing": (_ONE_OF, [Values([pack(())])]),
+    "one of too many": (_ONE_OF, [Values([pack((2, 0))])]),
+    "one of no number": (_ONE_OF, [Values([pack(("a", 0))])]),
+    "one of a dict": (_ONE_OF, [Values([{}])]),
+    "one of a broken graph": (_ONE_OF, [Values([pack((0, 5))])]),
+}
+"""Spaces, and batches of one env that are no values of theirs, as actions or as observations."""

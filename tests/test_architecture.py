@@ -28,10 +28,11 @@ LADDER = [  # the lowest rung first
     {"server.coroutines", "server.outlet"},
     {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces"},
     {"server.capacity", "server.executor", "server.settings"},
-    {"inference", "openenv_sessions"},
+    {"inference", "leaf_values", "openenv_sessions"},
     {"server.openenv_env"},
     {"server.adapters"},
     {
+        "actions",
         "batching",
         "json_channel",
         "json_values",
@@ -72,7 +73,7 @@ LADDER = [  # the lowest rung first
 
 # The base of both ladders, and the bridges between them. The rest is the server's or the client's, by its name.
 BASE = {"errors", "infos", "messages", "version", "codec", "spaces", "batching", "json_values", "jsonable", "json_form"}
-BASE |= {"field_spaces", "inference", "protocol"}
+BASE |= {"actions", "field_spaces", "inference", "leaf_values", "protocol"}
 BRIDGES = {"local", "cli", "demo", "__main__"}
 MAY_IMPORT = {
     "base": {"base"},
@@ -107,6 +108,7 @@ PROVEN_BY = {
     "vector_calls": "test_vector_env.py",
     "server": "server/test_app.py",
     "field_spaces": "test_inference.py",
+    "leaf_values": "test_batching.py",
     "server.coroutines": "server/test_openenv_env.py",
     "server.exact_messages": "server/test_openenv_transcripts.py",
     "server.hosting": "server/test_openenv_hosting.py",

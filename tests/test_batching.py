@@ -1,12 +1,8 @@
 """openenv_gym.batching: batches equal Gymnasium's of the same values, and each env gets what it would get there."""
 
-import collections
 import contextlib
-import re
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import numpy as np
 import pytest
 from gymnasium.spaces import (
@@ -14,31 +10,26 @@ from gymnasium.spaces import (
     Dict,
     Discrete,
     GraphInstance,
-    MultiBinary,
-    MultiDiscrete,
     OneOf,
     Sequence,
     Text,
     Tuple,
 )
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-from helpers_spaces import NAMED, every_space, identical
+from gymnasium.vector.utils import concatenate, create_empty_array
+from helpers_spaces import MALFORMED_LEAVES, NAMED, arrays_in, every_space, identical, samples, share_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_gym import batching
 from openenv_gym.batching import (
-    ActionReader,
     BatchReader,
     BatchWriter,
     cast_exactly,
-    check_actions,
     rows_of,
-    to_batch,
 )
-from openenv_gym.codec import decode_reply, decode_request, encode, pack
-from openenv_gym.errors import ActionError, RemoteProtocolError, SpaceError
-from openenv_gym.messages import Array, Observed, Step, Values
+from openenv_gym.codec import decode_reply, encode, pack
+from openenv_gym.errors import RemoteProtocolError, SpaceError
+from openenv_gym.messages import Array, Observed, Values
 
 INF, NAN = np.inf, np.nan
 ENVS = 4
@@ -46,13 +37,6 @@ UNIT = Box(0, 1, (2,))
 BYTES = Box(0, 255, (2,), np.uint8)
 GRAPH = NAMED["graph"]
 POSE = Dict([("b", UNIT), ("a", Tuple([Discrete(3), Text(4)]))])
-
-
-def samples(space, count=ENVS, seed=7):
-    space.seed(seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium overflows in samples of the largest integers
-        return [space.sample() for _ in range(count)]
 
 
 def stacked(space, values):
@@ -67,18 +51,6 @@ def sent(space, values, positions=None):
         writer.write(position, value)
     batch = writer.batch(len(values) if positions is None else positions)
     return decode_reply(encode(Observed(1, batch, {}, []))).observations
-
-
-def arrays_in(value):
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        return [array for part in value for array in arrays_in(part)]
-    return [value] if isinstance(value, np.ndarray) else []
-
-
-def share_memory(a, b):
-    return any(np.shares_memory(x, y) for x in arrays_in(a) for y in arrays_in(b))
 
 
 class TestObservations:
@@ -305,9 +277,8 @@ def array(*args, **kwargs):
 
 
 FLOATS = array([[0, 1]], dtype=np.float32)
-UNKNOWN = msgspec.msgpack.Ext(99, b"")
-ONE_OF = OneOf([GRAPH, Discrete(2)])
 MALFORMED = {
+    **MALFORMED_LEAVES,
     "no leaf": (UNIT, []),
     "too many leaves": (UNIT, [FLOATS, FLOATS]),
     "too few leaves": (POSE, [FLOATS]),
@@ -321,21 +292,6 @@ MALFORMED = {
     "no axes": (Discrete(2), [array(1)]),
     "too many values": (Text(3), [Values(["a", "b"])]),
     "no values": (Text(3), [Values([])]),
-    "bytes that don't fit": (UNIT, [Array("<f4", (1, 2), memoryview(b"\0" * 7))]),
-    "negative size": (UNIT, [Array("<f4", (-1, 2), memoryview(b""))]),
-    "unknown dtype": (UNIT, [Array("|O8", (1, 2), memoryview(b"\0" * 16))]),
-    "unknown extension": (Text(3), [Values([UNKNOWN])]),
-    "graph of nothing": (GRAPH, [Values([None])]),
-    "graph of a string": (GRAPH, [Values(["abc"])]),
-    "graph, too short": (GRAPH, [Values([pack((1, 2))])]),
-    "graph, too long": (GRAPH, [Values([pack((1, 2, 3, 4))])]),
-    "graph of a list": (GRAPH, [Values([[1, 2, 3]])]),
-    "one of none": (ONE_OF, [Values([None])]),
-    "one of nothing": (ONE_OF, [Values([pack(())])]),
-    "one of too many": (ONE_OF, [Values([pack((2, 0))])]),
-    "one of no number": (ONE_OF, [Values([pack(("a", 0))])]),
-    "one of a dict": (ONE_OF, [Values([{}])]),
-    "one of a broken graph": (ONE_OF, [Values([pack((0, 5))])]),
     "sequence of no graphs": (Sequence(GRAPH), [Values([pack((1,))])]),
     "sequence that can't be walked": (Sequence(GRAPH), [Values([5])]),
     "dict in a sequence": (Sequence(Dict(g=GRAPH)), [Values([pack(({"h": 1},))])]),
@@ -374,185 +330,6 @@ class TestMalformedBatches:
             reply = decode_reply(bytes(frame))
             if isinstance(reply, Observed):
                 BatchReader(space, 2).read([(slice(0, 2), reply.observations)])
-
-
-# --------------------------------------------------------------------------------------------------------- actions
-
-
-def received(space, actions, count=ENVS, rows=None):
-    """What the envs of some rows get."""
-    batch = to_batch(check_actions(space, actions, count), slice(0, count) if rows is None else rows)
-    request = decode_request(encode(Step(1, None, batch, None)))
-    return ActionReader(space).read(request.actions, count if rows is None else len(rows))
-
-
-class Tensor:
-    """Like a tensor of another library."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.values, dtype)
-
-
-class TestActions:
-    @every_space
-    def test_arrive_as_gymnasium_hands_them_out(self, space):
-        batched = batch_space(space, ENVS)
-        (actions,) = samples(batched, 1)
-        if space in (Dict({}), Tuple([])):  # of which gymnasium makes no actions at all
-            assert received(space, actions) == [actions] * ENVS
-        else:
-            assert identical(received(space, actions), list(iterate(batched, actions)))
-
-    @every_space
-    def test_go_to_the_rows_that_are_asked_for(self, space):
-        (actions,) = samples(batch_space(space, ENVS), 1)
-        everything = received(space, actions)
-        assert identical(received(space, actions, rows=[3, 1]), [everything[3], everything[1]])
-
-    @pytest.mark.parametrize(
-        "space", [UNIT, Discrete(3), MultiDiscrete([2, 3]), MultiBinary(2), Text(3), GRAPH, NAMED["one of"]]
-    )
-    @pytest.mark.parametrize("make", [list, tuple, collections.deque])
-    def test_can_be_a_sequence_of_single_ones(self, space, make):
-        actions = make(samples(space))
-        assert identical(received(space, actions), list(actions))
-
-    @pytest.mark.parametrize(
-        "space, actions, arrive",
-        [
-            (Discrete(3), [2, 0], [2, 0]),
-            (Discrete(3), (True, np.int8(1)), [True, np.int8(1)]),
-            (Discrete(3), range(2), [0, 1]),
-            (Discrete(3), np.array([2, 0], np.int32), [np.int32(2), np.int32(0)]),
-            (Discrete(3), np.array([2, None], object), [2, None]),
-            (Discrete(3), Tensor([2, 0]), [np.int64(2), np.int64(0)]),
-            (Discrete(3), [None, "left"], [None, "left"]),  # what an env takes is its own affair
-            (UNIT, np.ones((2, 2)), [np.ones(2), np.ones(2)]),  # float64 stays float64
-            (UNIT, np.array([[INF, 0], [0, -INF]]), [np.array([INF, 0.0]), np.array([0.0, -INF])]),
-            (UNIT, [[0, 1], [0.5, 1.0]], [[0, 1], [0.5, 1.0]]),
-            (UNIT, [(0, 1), np.zeros(2, np.float32)], [(0, 1), np.zeros(2, np.float32)]),
-            (UNIT, Tensor([[0.0, 1.0], [1.0, 0.0]]), [np.array([0.0, 1.0]), np.array([1.0, 0.0])]),
-            (Text(3), np.array(["ab", "c"]), [np.str_("ab"), np.str_("c")]),
-            (POSE, {"b": np.zeros((2, 2)), "a": ([1, 2], ["x", "y"]), "more": 1},
-             [{"a": (1, "x"), "b": np.zeros(2)}, {"a": (2, "y"), "b": np.zeros(2)}]),
-        ],
-        ids=lambda value: str(value)[:40],
-    )  # fmt: skip
-    def test_keep_their_types(self, space, actions, arrive):
-        result = received(space, actions, 2)
-        if space is POSE:  # the order of keys is that of the batched space
-            assert [list(action) for action in result] == [list(batch_space(POSE, 2).spaces)] * 2
-            result = [{"a": action["a"], "b": action["b"]} for action in result]
-        assert identical(result, arrive)
-
-    def test_can_be_an_array_of_objects(self):
-        actions = np.empty(2, object)
-        actions[:] = [np.zeros(2), [1, 2]]
-        assert identical(received(UNIT, actions, 2), [np.zeros(2), [1, 2]])
-
-    @pytest.mark.parametrize("name", ["box", "discrete", "multi discrete", "box bool"])
-    def test_arrays_travel_as_arrays(self, name):
-        (actions,) = samples(batch_space(NAMED[name], ENVS), 1)
-        assert [type(leaf) for leaf in to_batch(check_actions(NAMED[name], actions, ENVS), slice(0, ENVS))] == [Array]
-
-    @every_space
-    def test_belong_to_the_env(self, space):
-        (actions,) = samples(batch_space(space, ENVS), 1)
-        each = received(space, actions)
-        for number, action in enumerate(each):
-            assert not share_memory(action, actions)
-            assert not any(share_memory(action, other) for other in each[:number])
-            assert all(part.flags.writeable for part in arrays_in(action))
-
-    @every_space
-    def test_are_those_of_the_moment_of_the_call(self, space):
-        (actions,) = samples(batch_space(space, ENVS), 1)
-        batch = to_batch(check_actions(space, actions, ENVS), slice(0, ENVS))
-        frame = encode(Step(1, None, batch, None))
-        for part in arrays_in(actions):
-            part[...] = 0
-        assert encode(Step(1, None, batch, None)) == frame
-
-
-NESTED = Dict(a=Tuple([UNIT, Discrete(2)]))
-
-
-class TestActionErrors:
-    @pytest.mark.parametrize(
-        "space, actions, error, text",
-        [
-            (Discrete(2), [0], ActionError, "1 actions for 2 envs"),
-            (Discrete(2), [0, 1, 0], ActionError, "3 actions for 2 envs"),
-            (Discrete(2), [], ActionError, "0 actions for 2 envs"),
-            (UNIT, np.zeros((3, 2)), ActionError, "3 actions for 2 envs"),
-            (Text(3), ["a"], ActionError, "1 actions for 2 envs"),
-            (NESTED, {"a": (np.zeros((2, 2)), [0])}, ActionError, "1 actions for 'a.1' for 2 envs"),
-            (Discrete(2), 1, TypeError, "Unable to iterate over the following elements: 1"),
-            (Discrete(2), None, TypeError, "Unable to iterate over the following elements: None"),
-            (Discrete(2), np.int64(1), TypeError, "Unable to iterate over the following elements: array(1)"),
-            (Discrete(2), np.array(1), TypeError, "Unable to iterate over the following elements: array(1)"),
-            (Discrete(2), Tensor(1), TypeError, "Unable to iterate over the following elements: array(1)"),
-            (Discrete(2), {0: 1, 1: 0}, TypeError, "Unable to iterate over the following elements: {0: 1, 1: 0}"),
-            (Text(3), "ab", TypeError, "Unable to iterate over the following elements: 'ab'"),
-            (Text(3), b"ab", TypeError, "Unable to iterate over the following elements: b'ab'"),
-            (NESTED, [{}, {}], TypeError, "Unable to iterate over the following elements: [{}, {}] (no 'a' in it)"),
-            (NESTED, {"a": 1}, TypeError, "Unable to iterate over the following elements: 1 (no 0 in it)"),
-            (NESTED, {}, ActionError, "the actions have no 'a.0'"),
-            (NESTED, {"a": (np.zeros((2, 2)),)}, ActionError, "the actions have no 'a.1'"),
-            (UNIT, np.zeros((2, 3)), ActionError, "actions of shape (2, 3), not (2, 2)"),
-            (UNIT, np.zeros(2), ActionError, "actions of shape (2,), not (2, 2)"),
-            (Discrete(2), np.zeros((2, 1), int), ActionError, "actions of shape (2, 1), not (2,)"),
-            (NESTED, {"a": (np.zeros(2), [0, 1])}, ActionError, "actions for 'a.0' of shape (2,), not (2, 2)"),
-            (UNIT, [np.zeros(2), np.zeros(3)], ActionError, "the action of env 1 has shape (3,), not (2,)"),
-            (UNIT, [[0, 1], [0, 1, 2]], ActionError, "the action of env 1 has shape (3,), not (2,)"),
-            (UNIT, [[0, 1], [0, [1]]], ActionError, "the action of env 1 is ragged"),
-            (UNIT, np.array([[0, 1], [NAN, 1]]), ActionError, "the action of env 1 holds NaN"),
-            (UNIT, np.array([[0, 1], [NAN, 1]], np.float16), ActionError, "the action of env 1 holds NaN"),
-            (UNIT, [[0, 1], [0, NAN]], ActionError, "the action of env 1 holds NaN"),
-            (UNIT, [np.array([NAN, 1]), np.zeros(2)], ActionError, "the action of env 0 holds NaN"),
-            (Box(0, 1, ()), [0.5, NAN], ActionError, "the action of env 1 holds NaN"),
-            (Box(0, 1, ()), [0.5, np.float32(NAN)], ActionError, "the action of env 1 holds NaN"),
-            (NESTED, {"a": (np.full((2, 2), NAN), [0, 1])}, ActionError, "the action for 'a.0' of env 0 holds NaN"),
-        ],
-        ids=lambda value: re.sub(r"\s+", " ", str(value))[:40],
-    )
-    def test_come_before_anything_is_sent(self, space, actions, error, text):
-        with pytest.raises(error) as caught:
-            check_actions(space, actions, 2)
-        assert type(caught.value) is error
-        assert str(caught.value) == text
-
-    def test_are_value_errors(self):
-        assert issubclass(ActionError, ValueError)
-
-    def test_of_masked_arrays_come_on_the_callers_thread(self):
-        actions = np.ma.array([0, 1], mask=[True, False])
-        with pytest.raises(TypeError, match="a masked array can't be sent"):
-            to_batch(check_actions(Discrete(2), actions, 2), slice(0, 2))
-
-    @pytest.mark.parametrize(
-        "space, batch",
-        [
-            (UNIT, []),
-            (UNIT, [FLOATS, FLOATS]),
-            (UNIT, [array([[0.0, 1], [0, 1]])]),
-            (UNIT, [array(1)]),
-            (Text(3), [Values([])]),
-            (NESTED, [FLOATS, Values([1, 2])]),
-            *(
-                MALFORMED[name]
-                for name in MALFORMED
-                if name.startswith(("bytes", "negative", "unknown", "graph", "one of"))
-            ),
-        ],
-        ids=lambda value: str(value)[:50],
-    )
-    def test_of_a_bad_peer(self, space, batch):
-        with pytest.raises(RemoteProtocolError):
-            ActionReader(space).read(batch, 1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from helpers_faults import FaultProxy, ScriptedServer, until
 
 from openenv_gym import openenv_sessions
-from openenv_gym.batching import to_batch
+from openenv_gym.actions import to_batch
 from openenv_gym.codec import unpack
 from openenv_gym.dial import Target, websocket_url
 from openenv_gym.errors import RemoteProtocolError, SessionLost

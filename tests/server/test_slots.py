@@ -9,7 +9,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers_envs import Count, Factory, Reusing, Trimmed, Varied, raiser
 
-from openenv_gym.batching import BatchReader, check_actions, to_batch
+from openenv_gym.actions import check_actions, to_batch
+from openenv_gym.batching import BatchReader
 from openenv_gym.codec import unpack
 from openenv_gym.errors import FactoryError, SpaceError
 from openenv_gym.messages import Step
