@@ -67,6 +67,7 @@ LADDER = [  # the lowest rung first
     {"vector_env"},
     {"env", "sb3"},
     {"demo"},
+    {"commands"},
     {"cli"},
     {"", "__main__"},
 ]
@@ -74,7 +75,7 @@ LADDER = [  # the lowest rung first
 # The base of both ladders, and the bridges between them. The rest is the server's or the client's, by its name.
 BASE = {"errors", "infos", "messages", "version", "codec", "spaces", "batching", "json_values", "jsonable", "json_form"}
 BASE |= {"actions", "field_spaces", "inference", "leaf_values", "protocol"}
-BRIDGES = {"local", "cli", "demo", "__main__"}
+BRIDGES = {"local", "cli", "commands", "demo", "__main__"}
 MAY_IMPORT = {
     "base": {"base"},
     "server": {"base", "server"},
@@ -103,6 +104,7 @@ ONLY_IN = {
 PROVEN_BY = {
     "": "test_packaging.py",
     "__main__": "test_cli.py",
+    "commands": "test_cli.py",
     "version": "test_packaging.py",
     "turns": "test_misuse.py",
     "vector_calls": "test_vector_env.py",

@@ -18,6 +18,7 @@ from helpers_cli import Running, environment, run
 from typer.testing import CliRunner
 
 from openenv_gym import RemoteVecEnv, cli, errors
+from openenv_gym.commands import serve
 from openenv_gym.server import ServerSettings
 
 MY_ENVS = """
@@ -84,7 +85,7 @@ class TestHelp:
 
 class TestOptions:
     def test_each_setting_has_one_except_for_these(self):
-        settings = ServerSettings.model_fields.keys() - inspect.signature(cli.serve).parameters.keys()
+        settings = ServerSettings.model_fields.keys() - inspect.signature(serve.serve).parameters.keys()
         otherwise = {"token", "allowed_origins"}  # --token-env, --token-file and --allow-origin
         assert settings == otherwise | {"env_name", "shutdown_s"}
 
@@ -97,8 +98,8 @@ class TestOptions:
             raise typer.Exit
 
         arrived = []
-        monkeypatch.setattr(cli, "_built", built)
-        monkeypatch.setattr(cli, "_Ending", contextlib.nullcontext)  # signals are pytest's here
+        monkeypatch.setattr(serve, "_built", built)
+        monkeypatch.setattr(serve, "_Ending", contextlib.nullcontext)  # signals are pytest's here
 
         def settings_of(*arguments):
             result = CliRunner().invoke(cli.app, ["serve", "CartPole-v1", *arguments])

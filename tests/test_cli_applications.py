@@ -2,7 +2,7 @@
 
 import pytest
 
-from openenv_gym import cli
+from openenv_gym.commands import serve
 from openenv_gym.errors import OptionError
 
 MODULE = """
@@ -21,21 +21,21 @@ def _module(tmp_path, monkeypatch):
 
 
 def test_an_application():
-    registry, application = cli._built("made_elsewhere:app", {}, debug=False)
+    registry, application = serve._built("made_elsewhere:app", {}, debug=False)
     assert application.state.registry is registry
     assert registry.settings.max_envs == 3
 
 
 def test_its_settings_are_its_own():
     with pytest.raises(OptionError, match="leave out --max-envs, --token"):
-        cli._application("made_elsewhere:app", {"max_envs": 2, "token": "secret", "grace_s": 60.0})
+        serve._application("made_elsewhere:app", {"max_envs": 2, "token": "secret", "grace_s": 60.0})
 
 
 def test_an_application_of_another_kind():
     with pytest.raises(OptionError, match="run it with `uvicorn made_elsewhere:other`"):
-        cli._application("made_elsewhere:other", {})
+        serve._application("made_elsewhere:other", {})
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "made_elsewhere:factory", "made_elsewhere:nothing", "no_module:app"])
 def test_no_application(name):
-    assert cli._application(name, {}) is None
+    assert serve._application(name, {}) is None

@@ -1,0 +1,49 @@
+"""What the commands have in common: what the user can repair is said in one line, and tokens stay out of sight."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeAlias
+
+import typer
+
+__all__ = ["TokenEnv", "TokenFile", "read_token", "refuse", "refuse_missing"]
+
+TokenEnv: TypeAlias = Annotated[str | None, typer.Option(help="Environment variable that holds the token.")]
+TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="File that holds the token.")]
+
+
+def refuse(text: str) -> NoReturn:
+    """Say in one line on standard error what is wrong, and end with exit code 2."""
+    typer.secho(f"openenv-gym: {' '.join(text.split())}", err=True, fg="red")
+    raise typer.Exit(2)
+
+
+def refuse_missing(error: ModuleNotFoundError, extras: str) -> NoReturn:
+    """Say which extras a command needs; a missing module of this package is a mistake of ours, and raised."""
+    if error.name is None or error.name.startswith("openenv_gym"):
+        raise error
+    refuse(f"{error.name} is missing: pip install 'openenv-gym[{extras}]'")
+
+
+def read_token(variable: str | None, path: Path | None) -> str | None:
+    """The token in an environment variable or a file; None if neither is named."""
+    if variable is not None and path is not None:
+        refuse("--token-env and --token-file are two ways to give one token: leave one out")
+    if variable is not None:
+        token = os.environ.get(variable, "").strip()
+        where = f"--token-env: the variable {variable}"
+    elif path is not None:
+        where = f"--token-file: {path}"
+        try:
+            token = path.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            refuse(f"{where} can't be read: {getattr(error, 'strerror', None) or error}")
+    else:
+        return None
+    if not token:
+        refuse(f"{where} is empty or not set")
+    if not (token.isascii() and token.isprintable() and " " not in token):  # it travels in a header
+        refuse(f"{where} holds a token with spaces or with characters that aren't ASCII")
+    return token

@@ -1,0 +1,264 @@
+"""``openenv-gym serve``: one environment, until Ctrl+C."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import importlib.util
+import ipaddress
+import json
+import os
+import signal
+import socket
+import sys
+import textwrap
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import gymnasium as gym
+import typer
+from pydantic import ValidationError
+
+from openenv_gym.commands.common import TokenEnv, TokenFile, read_token, refuse, refuse_missing
+from openenv_gym.errors import OpenEnvGymError, OptionError
+from openenv_gym.version import __version__
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from openenv_gym.server.registry import Registry
+    from openenv_gym.server.run import Server
+
+__all__ = ["serve"]
+
+_NAMESPACES: Final = {"ALE": "ale_py"}
+"""Packages that register their envs only when they are imported, by the namespace of their ids."""
+
+
+def serve(
+    env: Annotated[
+        str, typer.Argument(metavar="ENV_OR_FACTORY", help="CartPole-v1, module:EnvId, module:callable or module:app.")
+    ],
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    max_envs: Annotated[int, typer.Option(help="Envs that exist at a time, over all clients.")] = 1024,
+    max_workers: Annotated[int | None, typer.Option(help="Threads that run envs.", show_default="automatic")] = None,
+    token_env: TokenEnv = None,
+    token_file: TokenFile = None,
+    env_kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments for the env.")] = "{}",
+    idle_timeout_s: Annotated[float, typer.Option(help="Seconds until an idle session is closed; 0: never.")] = 3600.0,
+    grace_s: Annotated[float, typer.Option(help="Seconds that a session outlives a broken connection.")] = 60.0,
+    max_step_s: Annotated[float, typer.Option(help="Seconds for one step or reset of an env; 0: no limit.")] = 0.0,
+    max_message_size_mb: Annotated[float, typer.Option(help="The largest message, in MiB.")] = 100.0,
+    ping_interval_s: Annotated[float, typer.Option(help="Seconds between pings; 0: no pings.")] = 60.0,
+    ping_timeout_s: Annotated[float, typer.Option(help="Seconds to wait for a pong; 0: no limit.")] = 60.0,
+    allow_call: Annotated[str, typer.Option(metavar="A,B", help="Methods that clients may call; *: all.")] = "",
+    allow_set: Annotated[str, typer.Option(metavar="A,B", help="Attributes that clients may set; *: all.")] = "",
+    allow_get: Annotated[str, typer.Option(metavar="A,B", help="Attributes that clients may read; *: all.")] = "*",
+    allow_origin: Annotated[list[str] | None, typer.Option(help="Origin of web pages to admit; repeatable.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file with the certificate chain.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, here and to clients.")] = False,
+) -> None:
+    """Serve a Gymnasium or OpenEnv environment until Ctrl+C."""
+    with _Ending() as ending:
+        options = _options(locals())  # by the names that ServerSettings has for them
+        sys.path.insert(0, str(Path.cwd()))
+        registry, application = _built(env, options, debug)
+        listener = _listener(host, port)
+        ending.server = _server(registry, application, host, tls_cert, tls_key)
+        ending.server.run(sockets=[listener])
+
+
+# -------------------------------------------------------------------------------------------------- what is given
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """The command's arguments as `openenv_gym.server.settings.ServerSettings` takes them."""
+    try:
+        from openenv_gym.server.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        refuse_missing(error, "server")
+    options = {name: given[name] for name in ServerSettings.model_fields if name in given}
+    for name in ("idle_timeout_s", "max_step_s", "ping_interval_s", "ping_timeout_s"):
+        options[name] = options[name] or None
+    for name in ("allow_call", "allow_set", "allow_get"):
+        options[name] = _names(options[name])
+    options["allowed_origins"] = given["allow_origin"] or ()
+    options["token"] = read_token(given["token_env"], given["token_file"])
+    options["env_kwargs"] = _keyword_arguments(given["env_kwargs"])
+    try:
+        ServerSettings(**options)
+    except ValidationError as error:
+        refuse("; ".join(f"--{str(e['loc'][0]).replace('_', '-')}: {e['msg']}" for e in error.errors()))
+    return options
+
+
+def _names(text: str) -> frozenset[str] | None:
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    return None if names == {"*"} else names
+
+
+def _keyword_arguments(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        refuse(f"--env-kwargs is no JSON: {error}")
+    if not isinstance(value, dict):
+        refuse(f'--env-kwargs must be a JSON object, such as \'{{"render_mode": "rgb_array"}}\', not {text}')
+    return value
+
+
+# ------------------------------------------------------------------------------------------------ what is started
+
+
+class _Ending:
+    """Makes Ctrl+C and SIGTERM end the command with exit code 0, however far it has come.
+
+    Attributes:
+        server: the server, once there is one.
+    """
+
+    def __init__(self) -> None:
+        self.server: Server | None = None
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self)
+        return self
+
+    def __call__(self, *_: object) -> None:
+        """Handle a signal. While it runs the server does so itself, and afterwards raises the signal once more."""
+        if self.server is None:
+            raise KeyboardInterrupt
+        self.server.should_exit = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is KeyboardInterrupt
+
+
+def _built(env: str, options: dict[str, Any], debug: bool) -> tuple[Registry, Any]:
+    from openenv_gym.server import create_app
+
+    package = _NAMESPACES.get(env.partition("/")[0])
+    try:
+        if package is not None and importlib.util.find_spec(package) is not None:
+            importlib.import_module(package)
+        application = _application(env, options) or create_app(env, **options)
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+        if debug:
+            traceback.print_exc()
+        if isinstance(error.__cause__, gym.error.UnregisteredEnv):
+            refuse(f"unknown environment {env!r}: {_suggested(env, str(error.__cause__))}")
+        text = str(error) if isinstance(error, OpenEnvGymError) else f"{type(error).__name__}: {error}"
+        refuse(text if debug else f"{text} (--debug shows the traceback)")
+    return application.state.registry, application
+
+
+def _application(name: str, options: dict[str, Any]) -> Any:
+    """The application that ``package.module:app`` names, if it does, as ``create_app`` made it in that module.
+
+    Raises:
+        OptionError: if it is another one, or for options: an application has its own, a token among them.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return None
+    from openenv_gym.server.settings import ServerSettings
+
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except Exception:  # noqa: BLE001 - `create_app` says what is wrong
+        return None
+    if found is None or isinstance(found, type) or not (hasattr(found, "state") and hasattr(found, "router")):
+        return None
+    if not hasattr(found.state, "registry"):
+        raise OptionError(f"{name} wasn't made by openenv_gym.server.create_app: run it with `uvicorn {name}`")
+    given, usual = ServerSettings(**options), ServerSettings()
+    extra = [f"--{key.replace('_', '-')}" for key in options if getattr(given, key) != getattr(usual, key)]
+    if extra:
+        raise OptionError(f"{name} is an application with settings of its own: leave out {', '.join(extra)}")
+    return found
+
+
+def _suggested(env: str, reason: str) -> str:
+    """Gymnasium's reason, with whole ids rather than the bare names that it suggests."""
+    module, colon, name = env.rpartition(":")
+    known = {id: id for id in gym.registry}
+    if colon:
+        known.update({key: f"{module}:{key}" for key, value in vars(sys.modules[module]).items() if callable(value)})
+    close = [known[key] for key in difflib.get_close_matches(name, known)]
+    return reason.partition(" Did you mean")[0] + (f" Did you mean {' or '.join(close)}?" if close else "")
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A listening socket; made here, for uvicorn would report a failure in its own way."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)  # without the protocol asyncio doesn't set TCP_NODELAY
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        hint = "; choose another with --port, or 0 for a free one" if error.errno == errno.EADDRINUSE else ""
+        refuse(f"can't listen on {host} port {port}: {error.strerror}{hint}")
+    return listener
+
+
+def _server(registry: Registry, application: Any, host: str, tls_cert: Path | None, tls_key: Path | None) -> Server:
+    from openenv_gym.server.run import make_server
+
+    if tls_key is not None and tls_cert is None:
+        refuse("--tls-key needs --tls-cert")
+    server = make_server(
+        application,
+        registry.settings,
+        on_started=lambda: _announce(registry, server, host),
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+    try:
+        server.config.load()
+    except OSError as error:  # ssl.SSLError too
+        refuse(f"--tls-cert and --tls-key can't be used: {error}")
+    return server
+
+
+# -------------------------------------------------------------------------------------------------- what is said
+
+
+def _announce(registry: Registry, server: Server, host: str) -> None:
+    settings, probe = registry.settings, registry.probe
+    address, port = server.servers[0].sockets[0].getsockname()[:2]
+    ip = ipaddress.ip_address(address)
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, host)  # noqa: S104 - compared, not bound
+    url = f"{'https' if server.config.is_ssl else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    if not ip.is_loopback and settings.token is None:
+        typer.secho(
+            f"WARNING: {host} lets other machines in, and there is no token: whoever reaches port {port} can use this "
+            "server. Give it one with --token-env or --token-file.",
+            err=True,
+            bold=True,
+            fg="red",
+        )
+    elsewhere = ", and at every other address of this machine" if ip.is_unspecified else ""
+    token = "not needed" if settings.token is None else "needed; a client takes it from $OPENENV_GYM_TOKEN"
+    lines = (
+        f"openenv-gym {__version__} serves {registry.source.name} at {url}{elsewhere}",
+        f"  observations  {probe.problem or _short(probe.observation_space)}",
+        f"  actions       {_short(probe.action_space) if probe.problem is None else 'see /schema'}",
+        f"  capacity      {settings.max_envs} envs",
+        f"  token         {token}",
+        "Ctrl+C stops it.",
+    )
+    typer.echo("\n".join(lines))  # at once, for whoever reads may stop after the first line
+
+
+def _short(space: gym.Space[Any]) -> str:
+    return textwrap.shorten(str(space), 200, placeholder=" …")
