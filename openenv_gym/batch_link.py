@@ -228,7 +228,9 @@ class BatchLink:
         except Exception as final:  # noqa: BLE001 - whatever it is, nobody may wait for ever
             self._lose(final)
 
-    async def _dial(self) -> FrameConnection:
+    async def _dial(self, *, anew: bool) -> FrameConnection:
+        self._target = await self._target.current(anew=anew)
+        self.url = self._target.url
         connection = await dial(self._target, subprotocols=[SUBPROTOCOL], connection=FrameConnection)
         assert isinstance(connection, FrameConnection)
         if connection.subprotocol != SUBPROTOCOL:
@@ -238,14 +240,14 @@ class BatchLink:
 
     async def _redial(self) -> None:
         self._protocol.lost()
-        await self._handshake(await self._dial(), self._protocol.resume())
+        await self._handshake(await self._dial(anew=False), self._protocol.resume())
 
     async def _reopen(self, request: Reset, deliver: Deliver) -> None:
         """Open a new session, and reset its envs."""
         spaces = (self.observation_space, self.action_space)
 
         async def attempt() -> None:
-            await self.open(await self._dial())
+            await self.open(await self._dial(anew=True))
 
         try:
             await insist(attempt, self._reconnect_timeout_s, self.url, self._gone)

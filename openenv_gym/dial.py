@@ -8,8 +8,8 @@ import ipaddress
 import logging
 import os
 import ssl
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
@@ -86,6 +86,7 @@ class Target:
         ping_interval_s: seconds between pings; None sends none.
         ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
         ssl: TLS settings for ``wss``; None takes the system's.
+        resolve: gives the URL for the next connection, for servers that move; see `current`.
     """
 
     url: str
@@ -96,6 +97,7 @@ class Target:
     ping_interval_s: float | None = 60.0
     ping_timeout_s: float | None = 60.0
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
+    resolve: Callable[[bool], Awaitable[str]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # Checked here, where nothing can quote it: a library's own error would show it.
@@ -112,6 +114,17 @@ class Target:
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
+
+    async def current(self, *, anew: bool) -> Target:
+        """The same server where it is now.
+
+        Args:
+            anew: for a new session, which may be on another server if this one is gone; else to resume one.
+
+        Raises:
+            ConnectFailed: if nobody knows that now.
+        """
+        return self if self.resolve is None else replace(self, url=await self.resolve(anew))
 
     def all_headers(self) -> dict[str, str]:
         """The handshake's headers, the token's among them."""

@@ -166,6 +166,8 @@ class JsonChannel:
         """
         self.enter()
         await self.drain()
+        if fresh is None:
+            self.target = await self.target.current(anew=True)
         if self._lasting:
             self._session = await self._create()
         try:

@@ -67,7 +67,6 @@ class JsonLink:
         reconnect_timeout_s: float,
         max_episode_steps: int | None = None,
     ) -> None:
-        self.url = target.url
         self.observation_space = form.observation_space
         self.action_space = form.action_space
         self.metadata: dict[str, Any] = {}
@@ -83,6 +82,11 @@ class JsonLink:
         self._over = False
         self._last: Any = None
         self._counts = False
+
+    @property
+    def url(self) -> str:
+        """See `openenv_gym.link.Link`."""
+        return self._channel.target.url
 
     @property
     def counters(self) -> dict[str, int]:

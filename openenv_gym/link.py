@@ -39,13 +39,16 @@ class Link(Protocol):
         notes: what the user should be told once; whoever tells it empties the list.
     """
 
-    url: str
     slots: int
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     metadata: dict[str, Any]
     env_name: str
     notes: list[str]
+
+    @property
+    def url(self) -> str:
+        """See the class."""
 
     @property
     def counters(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from ssl import SSLContext
@@ -13,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from openenv_gym.dial import Target, default_url, websocket_url
 from openenv_gym.discovery import Reading
 from openenv_gym.errors import OptionError
+from openenv_gym.launcher import Launcher
 from openenv_gym.messages import PROTOCOL_VERSION, Hello
+from openenv_gym.placement import Placement
 from openenv_gym.pool import PoolSettings
 
 __all__ = ["RemoteOptions"]
@@ -23,8 +26,9 @@ class RemoteOptions(BaseModel):
     """Everything that can be set about a remote env.
 
     Attributes:
-        base_url: one URL, or several that the envs are spread over evenly; None takes ``$OPENENV_BASE_URL``, else
-            ``http://localhost:8000``. ``http``, ``https``, ``ws`` and ``wss`` alike.
+        base_url: one URL, or several that the envs are spread over evenly, or a `openenv_gym.launcher.Launcher`, whose
+            servers the envs follow; None takes ``$OPENENV_BASE_URL``, else ``http://localhost:8000``. ``http``,
+            ``https``, ``ws`` and ``wss`` alike.
         connections: connections to servers that speak the batch dialect, from one for each server (the default, and
             fastest for most envs) to one for each env.
         include: dotted paths of the observation keys to send; None for all.
@@ -59,7 +63,7 @@ class RemoteOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    base_url: str | tuple[str, ...] | None = None
+    base_url: str | tuple[str, ...] | Launcher | None = None
     connections: int | None = Field(default=None, ge=1)
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
@@ -107,12 +111,13 @@ class RemoteOptions(BaseModel):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The servers' WebSocket endpoints.
+        """The WebSocket endpoints of servers that were named by URLs.
 
         Raises:
             OptionError: for something that is no URL.
         """
         given = self.base_url if self.base_url is not None else default_url()
+        assert not isinstance(given, Launcher)
         urls = (given,) if isinstance(given, str) else given
         if not urls:
             raise OptionError("base_url is an empty list")
@@ -126,20 +131,21 @@ class RemoteOptions(BaseModel):
     def pool_settings(self, num_envs: int) -> PoolSettings:
         """How a pool connects for these options."""
         limit = int(self.max_message_size_mb * 1024 * 1024)
-        token = self.token.get_secret_value() if self.token else os.environ.get("OPENENV_GYM_TOKEN") or None
-        targets = [
-            Target(
-                url,
-                token,
-                self.headers or {},
-                self.connect_timeout_s,
-                limit,
-                self.ping_interval_s,
-                self.ping_timeout_s,
-                self.ssl,
-            )
-            for url in self.urls
-        ]
+        launcher = self.base_url if isinstance(self.base_url, Launcher) else None
+        template = Target(
+            "",
+            self._bearer(launcher),
+            self.headers or {},
+            self.connect_timeout_s,
+            limit,
+            self.ping_interval_s,
+            self.ping_timeout_s,
+            self.ssl,
+        )
+        if launcher is not None:
+            targets = Placement(launcher, template).targets()
+        else:
+            targets = [dataclasses.replace(template, url=url) for url in self.urls]
         hello = Hello(
             version=PROTOCOL_VERSION,
             num_envs=num_envs,
@@ -164,6 +170,11 @@ class RemoteOptions(BaseModel):
             open_timeout_s=self.connect_timeout_s + self.resets_within_s,
             reconnect_timeout_s=self.reconnect_timeout_s,
         )
+
+    def _bearer(self, launcher: Launcher | None) -> str | None:
+        if self.token:
+            return self.token.get_secret_value()
+        return (launcher.token if launcher is not None else None) or os.environ.get("OPENENV_GYM_TOKEN") or None
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:

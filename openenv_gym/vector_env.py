@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
     from typing_extensions import Self
 
+    from openenv_gym.launcher import Launcher
+
 __all__ = ["RemoteVecEnv"]
 
 
@@ -44,7 +46,8 @@ class RemoteVecEnv(VectorCalls):
 
     Args:
         base_url: one URL or a list of URLs, ``http(s)://`` or ``ws(s)://``; None takes ``$OPENENV_BASE_URL``, else
-            ``http://localhost:8000``. Several servers share the envs evenly.
+            ``http://localhost:8000``. Several servers share the envs evenly. A `openenv_gym.fleet.Launcher` instead of
+            URLs lets the envs follow its servers.
         num_envs: the number of envs.
         autoreset_mode: ``"NextStep"``, ``"SameStep"``, ``"Disabled"`` or an ``AutoresetMode``.
         copy: give out fresh observations at each step, rather than the same arrays.
@@ -81,7 +84,7 @@ class RemoteVecEnv(VectorCalls):
 
     def __init__(
         self,
-        base_url: str | Sequence[str] | None = None,
+        base_url: str | Sequence[str] | Launcher | None = None,
         num_envs: int = 1,
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
