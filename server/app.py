@@ -1,11 +1,13 @@
-"""The FastAPI application: routes, and WebSockets handed to the dialects. The only file that imports FastAPI."""
+"""The FastAPI application: routes, and WebSockets handed to the dialects.
+
+FastAPI is imported here and in `openenv_gym.server.openenv_routes` only.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from enum import Enum
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -13,11 +15,12 @@ from fastapi import Body, FastAPI, Request, Response, WebSocket, WebSocketDiscon
 from fastapi.exceptions import RequestValidationError
 
 from openenv_gym.messages import SUBPROTOCOL
-from openenv_gym.server import batch_dialect, mcp, openenv_dialect
+from openenv_gym.server import batch_dialect, mcp_endpoint, openenv_dialect
 from openenv_gym.server.admission import Admission
-from openenv_gym.server.exact_messages import ExactReset, ExactStep, exact_errors
+from openenv_gym.server.exact_messages import exact_errors
 from openenv_gym.server.hosting import Hosting
 from openenv_gym.server.json_session import form_of
+from openenv_gym.server.json_sessions import JsonSessions
 from openenv_gym.server.openenv_messages import (
     DialectError,
     EnvMetadata,
@@ -27,12 +30,12 @@ from openenv_gym.server.openenv_messages import (
     Result,
     Schemas,
     StepRequest,
-    encoded,
     error_list,
     options_from_query,
 )
+from openenv_gym.server.openenv_routes import CONTROL, FAILURES, add_openenv_routes, json_response
 from openenv_gym.server.registry import Registry
-from openenv_gym.server.stateless import reset_once, reset_once_exactly, state_once, step_once, step_once_exactly
+from openenv_gym.server.stateless import reset_once, step_once
 from openenv_gym.spaces import describe
 
 __all__ = ["create_app"]
@@ -44,12 +47,6 @@ _API_VERSION: Final = "1.0.0"
 
 _STATUS: Final = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 503, "SESSION_ERROR": 503}
 """HTTP status of an error code; 500 for the others, which are the env's."""
-
-_CONTROL: Final[list[str | Enum]] = ["Environment Control"]
-_FAILURES: Final[dict[int | str, dict[str, Any]]] = {
-    500: {"description": "The env raised, or its data can't be sent as JSON."},
-    503: {"description": "The server has no room for another env now."},
-}
 
 
 def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
@@ -116,11 +113,12 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
     _add_error_handlers(app, exact=registry.source.openenv)
     _add_info_routes(app, registry)
     if registry.source.openenv:
-        _add_exact_routes(app, registry)
+        add_openenv_routes(app, registry)
     else:
         _add_gymnasium_routes(app, registry)
-    _add_mcp_route(app)
-    _add_websocket(app, registry)
+    sessions = JsonSessions(registry)
+    _add_mcp_routes(app, sessions)
+    _add_websocket(app, sessions)
     return app
 
 
@@ -139,7 +137,7 @@ def _add_info_routes(app: FastAPI, registry: Registry) -> None:
     async def schema(request: Request) -> Response:
         """JSON schemas of actions, observations and the state. Takes /ws's query parameters, such as `include`."""
         _, options = options_from_query(_query(request))
-        return _json(form_of(registry, options).schemas())
+        return json_response(form_of(registry, options).schemas())
 
 
 def _add_gymnasium_routes(app: FastAPI, registry: Registry) -> None:
@@ -163,51 +161,37 @@ def _add_gymnasium_routes(app: FastAPI, registry: Registry) -> None:
             "action_space": describe(registry.probe.action_space),
         }
 
-    @app.post("/reset", tags=_CONTROL, response_model=Result, responses=_FAILURES)
+    @app.post("/reset", tags=CONTROL, response_model=Result, responses=FAILURES)
     async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> Response:
         """Build a fresh env, reset it, and close it. For episodes use /ws."""
-        return _json(await reset_once(registry, request or ResetRequest()))
+        return json_response(await reset_once(registry, request or ResetRequest()))
 
-    @app.post("/step", tags=_CONTROL, response_model=Result, responses=_FAILURES)
+    @app.post("/step", tags=CONTROL, response_model=Result, responses=FAILURES)
     async def step(request: StepRequest) -> Response:
         """Build a fresh env, reset it, step it once, and close it. For episodes use /ws."""
-        return _json(await step_once(registry, request))
+        return json_response(await step_once(registry, request))
 
-    @app.get("/state", tags=_CONTROL)
+    @app.get("/state", tags=CONTROL)
     async def state() -> EnvState:
         """The state of a fresh env, since there is no other behind this route. For an episode's state use /ws."""
         return EnvState(episode_id=None, step_count=0)
 
 
-def _add_exact_routes(app: FastAPI, registry: Registry) -> None:
-    """The routes of an OpenEnv environment, as its own servers have them."""
-
-    @app.get("/metadata", tags=["Environment Info"])
-    async def metadata() -> Response:
-        """What the environment says about itself."""
-        return _json(registry.probe.about)
-
-    @app.post("/reset", tags=_CONTROL, responses=_FAILURES)
-    async def reset(request: Annotated[ExactReset | None, Body()] = None) -> Response:
-        """Build a fresh environment, reset it, and close it. For episodes use /ws."""
-        return _json(await reset_once_exactly(registry, request or ExactReset()))
-
-    @app.post("/step", tags=_CONTROL, responses=_FAILURES)
-    async def step(request: ExactStep) -> Response:
-        """Build a fresh environment, step it once, and close it. For episodes use /ws."""
-        return _json(await step_once_exactly(registry, request))
-
-    @app.get("/state", tags=_CONTROL)
-    async def state() -> Response:
-        """The state of a fresh environment. For an episode's state use /ws."""
-        return _json(await state_once(registry))
-
-
-def _add_mcp_route(app: FastAPI) -> None:
+def _add_mcp_routes(app: FastAPI, sessions: JsonSessions) -> None:
     @app.post("/mcp", tags=["MCP"])
-    async def mcp_endpoint(request: Request) -> dict[str, Any]:
+    async def mcp_request(request: Request) -> Response:
         """Answer a JSON-RPC 2.0 request of the Model Context Protocol."""
-        return mcp.answer_text(await request.body())
+        return json_response(await mcp_endpoint.answer_text(sessions, await request.body()))
+
+    @app.websocket("/mcp")
+    async def mcp_socket(socket: WebSocket) -> None:
+        """The same on a connection with an env of its own."""
+        try:
+            await socket.accept()
+            texts = _TextConnection(socket)
+            await mcp_endpoint.converse(sessions, texts, texts.receive)
+        except ConnectionError as error:
+            logger.debug("a connection ended: %s", error)
 
 
 def _add_error_handlers(app: FastAPI, *, exact: bool) -> None:
@@ -217,16 +201,18 @@ def _add_error_handlers(app: FastAPI, *, exact: bool) -> None:
         if error.code == "VALIDATION_ERROR":
             where = "query" if request.method == "GET" else "body"
             errors = error.data.get("errors", [])
-            return _json({"detail": errors if isinstance(errors, msgspec.Raw) else error_list(errors, where)}, 422)
-        return _json({"detail": error.data}, _STATUS.get(error.code, 500))
+            return json_response(
+                {"detail": errors if isinstance(errors, msgspec.Raw) else error_list(errors, where)}, 422
+            )
+        return json_response({"detail": error.data}, _STATUS.get(error.code, 500))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> Response:
         """As FastAPI's own, which fails where the request holds a NaN."""
-        return _json({"detail": exact_errors(error.errors()) if exact else error_list(error.errors())}, 422)
+        return json_response({"detail": exact_errors(error.errors()) if exact else error_list(error.errors())}, 422)
 
 
-def _add_websocket(app: FastAPI, registry: Registry) -> None:
+def _add_websocket(app: FastAPI, sessions: JsonSessions) -> None:
     @app.websocket("/ws")
     async def websocket(socket: WebSocket) -> None:
         """A client that offers our subprotocol gets the batch dialect, any other OpenEnv's."""
@@ -234,12 +220,12 @@ def _add_websocket(app: FastAPI, registry: Registry) -> None:
             if SUBPROTOCOL in socket.scope["subprotocols"]:
                 await socket.accept(subprotocol=SUBPROTOCOL)
                 frames = _Connection(socket)
-                await batch_dialect.converse(registry, frames, frames.receive)
+                await batch_dialect.converse(sessions.registry, frames, frames.receive)
                 await frames.close(1000, "closed")
             else:
                 await socket.accept()
                 texts = _TextConnection(socket)
-                await openenv_dialect.converse(registry, texts, texts.receive, _query(socket))
+                await openenv_dialect.converse(sessions, texts, texts.receive, _query(socket))
         except ConnectionError as error:
             logger.debug("a connection ended: %s", error)
 
@@ -250,10 +236,6 @@ def _query(request: Request | WebSocket) -> dict[str, str]:
     for name, value in request.query_params.multi_items():
         query[name] = f"{query[name]},{value}" if name in query else value
     return query
-
-
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(encoded(data), status, media_type="application/json")
 
 
 class _Connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +22,7 @@ from openenv_gym.messages import (
     Stepped,
     Values,
 )
+from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.capacity import CapacityReached
 from openenv_gym.server.exact_messages import refused_exactly
 from openenv_gym.server.json_form import ActionRefused, GymnasiumForm, JsonForm, Trimming
@@ -122,9 +123,27 @@ class JsonSession:
             raise DialectError("SESSION_ERROR", str(error)) from None
         return cls(registry, session, form, options)
 
+    @property
+    def name(self) -> str:
+        """The session's public name, which gives nobody access to it."""
+        return self._session.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether its envs are closed, or about to be."""
+        return self._session.closed
+
     async def attach(self, connection: Connection) -> None:
         """Let the server close this connection when it closes the session for being idle."""
         await self._session.attach(connection, [])
+
+    def detach(self, connection: Connection) -> None:
+        """Forget a connection that ended, in a session that goes on."""
+        self._session.detach(connection)
+
+    async def visit(self, use: Callable[[HostedEnv], Any]) -> Any:
+        """See `Session.visit`."""
+        return await self._session.visit(use)
 
     async def close(self) -> None:
         """Close the envs and give their room back; closing twice is fine."""
@@ -144,7 +163,7 @@ class JsonSession:
             DialectError: if the request doesn't fit, or the only env failed.
         """
         slots = self._slots(request)
-        self._use(request)
+        self.use(request)
         reply = await self._run(
             Reset(
                 0,
@@ -238,9 +257,13 @@ class JsonSession:
             raise misfit(["data", "envs"], problem, named)
         return named
 
-    def _use(self, request: ResetRequest) -> None:
-        """Trim and render from now on as the request says."""
-        options = self._options.changed_by(request)
+    def use(self, wanted: Options) -> None:
+        """Trim and render from now on as the options say, as far as they mention it.
+
+        Raises:
+            DialectError: if they name what isn't there.
+        """
+        options = self._options.changed_by(wanted)
         if options == self._options:
             return
         form = form_of(self._registry, options)

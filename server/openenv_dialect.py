@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from openenv_gym.server import mcp
+from openenv_gym.server import mcp_endpoint
 from openenv_gym.server.exact_messages import ExactResetMessage, refused_exactly
-from openenv_gym.server.json_session import JsonSession
+from openenv_gym.server.json_sessions import JsonSessions
+from openenv_gym.server.mcp_endpoint import Owner
 from openenv_gym.server.openenv_messages import (
     MESSAGES,
     BatchStepMessage,
@@ -33,7 +34,6 @@ from openenv_gym.server.openenv_messages import (
     options_from_query,
     refused,
 )
-from openenv_gym.server.registry import Registry
 from openenv_gym.server.session import Connection
 
 __all__ = ["converse"]
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 async def converse(
-    registry: Registry,
+    sessions: JsonSessions,
     connection: Connection,
     receive: Callable[[], Awaitable[str | bytes]],
     query: Mapping[str, str],
@@ -50,47 +50,53 @@ async def converse(
     """Serve one connection until its client says ``close``, or it breaks.
 
     Args:
-        registry: the server's sessions.
+        sessions: the server's sessions in this dialect.
         connection: where replies go, as text.
         receive: gives the next message; raises ConnectionError once the connection is gone.
-        query: the URL's query parameters: ``num_envs``, and those of `openenv_gym.server.openenv_messages.Options`.
+        query: the URL's query parameters: ``num_envs``, those of `openenv_gym.server.openenv_messages.Options`, and
+            ``session_id`` for a session that was made over HTTP.
     """
     try:
-        session = await _open(registry, query)
+        owner = await _open(sessions, query)
     except DialectError as error:
         await connection.send(_frame("error", error.data))
         await connection.close(1000, error.code)
         return
     try:
-        await session.attach(connection)
-        while await _serve(registry, session, connection, await receive()):
+        await owner.session.attach(connection)
+        while await _serve(sessions, owner, connection, await receive()):
             pass
     finally:
         # Before the connection is closed: a client that waits for that, and then connects again, finds room.
-        await asyncio.shield(session.close())
+        await asyncio.shield(_leave(sessions, owner, connection))
     await connection.close(1000, "closed")
 
 
-async def _open(registry: Registry, query: Mapping[str, str]) -> JsonSession:
+async def _open(sessions: JsonSessions, query: Mapping[str, str]) -> Owner:
     count, options = options_from_query(query)
-    if "session_id" in query:  # how a stock client names a session that it made over HTTP
-        raise DialectError("SESSION_ERROR", f"Unknown session_id: {query['session_id']}")
-    try:
-        return await JsonSession.open(registry, count, options)
-    except DialectError:
-        raise
-    except Exception as error:
-        logger.exception("a session could not be opened")
-        raise DialectError("SESSION_ERROR", str(error) or type(error).__name__) from None
+    name = query.get("session_id")
+    if not name:
+        return Owner(await sessions.open(count, options))
+    if count > 1:
+        raise misfit(["num_envs"], "a session that was made over HTTP has one env", count)
+    return Owner(sessions.attach(name, options), name)
 
 
-async def _serve(registry: Registry, session: JsonSession, connection: Connection, text: str | bytes) -> bool:
+async def _leave(sessions: JsonSessions, owner: Owner, connection: Connection) -> None:
+    if owner.lasting:
+        owner.session.detach(connection)
+        await sessions.detach(owner.name)
+    else:
+        await owner.session.close()
+
+
+async def _serve(sessions: JsonSessions, owner: Owner, connection: Connection, text: str | bytes) -> bool:
     """Serve one message; False once the client has closed the session."""
     try:
-        message = _read(text, exact=session.exact)
+        message = _read(text, exact=owner.session.exact)
         if isinstance(message, CloseMessage):
             return False
-        frame = _fitting(_frame(*await _answer(session, message)), registry.settings.max_message_bytes)
+        frame = _fitting(_frame(*await _answer(sessions, owner, message)), sessions.registry.settings.max_message_bytes)
     except DialectError as error:
         frame = _frame("error", error.data)
     except Exception as error:  # a mistake of ours costs one reply, not the episode
@@ -127,8 +133,9 @@ def _read(text: str | bytes, *, exact: bool) -> Message:
         raise (refused_exactly if exact else refused)(error.errors()) from None
 
 
-async def _answer(session: JsonSession, message: Message) -> tuple[str, dict[str, Any]]:
+async def _answer(sessions: JsonSessions, owner: Owner, message: Message) -> tuple[str, dict[str, Any]]:
     """The type and data of a message's reply."""
+    session = owner.session
     if isinstance(message, StepMessage):
         return "observation", await session.step(message.data)
     if isinstance(message, BatchStepMessage):
@@ -138,7 +145,7 @@ async def _answer(session: JsonSession, message: Message) -> tuple[str, dict[str
     if isinstance(message, ResetMessage):
         return "observation", await session.reset(message.data)
     if isinstance(message, McpMessage):
-        return "mcp", mcp.answer(message.data)
+        return "mcp", await mcp_endpoint.answer(sessions, message.data, owner)
     assert isinstance(message, StateMessage)
     return "state", await session.state()
 

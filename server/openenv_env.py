@@ -8,6 +8,7 @@ property.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +26,7 @@ from openenv_gym.server.coroutines import Coroutines
 __all__ = ["Models", "OpenEnvEnv", "Pending", "is_openenv", "models_of", "plain", "view"]
 
 _NO_SPACE: Final = spaces.Dict()
+_TOOL_ACTIONS: Final = {"ListToolsAction": "list_tools", "CallToolAction": "call_tool"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,19 @@ class Models:
     observation: type[Any]
     state: type[Any] | None = None
     reset_observation: type[Any] | None = None
+
+    @property
+    def tool_actions(self) -> dict[str, type[Any]]:
+        """OpenEnv's own tool actions by their ``type``, if `action` is its base class of actions or one of them.
+
+        An environment looks at an action's class, so it must be OpenEnv's. Whoever has the base class has imported the
+        module beside it too. See openenv/core/env_server/serialization.py, ``_deserialize_mcp_action``.
+        """
+        package, _, module = self.action.__module__.rpartition(".")
+        if module not in {"types", "mcp_types"} or self.action.__name__ not in {"Action", *_TOOL_ACTIONS}:
+            return {}
+        found = vars(sys.modules.get(f"{package}.mcp_types", object))
+        return {kind: found[name] for name, kind in _TOOL_ACTIONS.items() if name in found}
 
 
 def is_openenv(env: object) -> bool:
@@ -147,6 +162,9 @@ class OpenEnvEnv:
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self._parameters = frozenset(parameters)
         self.takes_seed = self._takes_all or "seed" in self._parameters
+        tool_session = getattr(env, "mcp_session", None)
+        if callable(tool_session):  # open as long as the env, so that what tools keep in it stays
+            self._coroutines.hold(tool_session())
 
     def _method(self, name: str) -> tuple[Callable[..., Any], bool]:
         """``reset`` or ``step``, or its async sibling where the environment brings one, and whether it is async."""
@@ -192,6 +210,7 @@ class OpenEnvEnv:
     def close(self) -> None:
         """Close the environment."""
         try:
+            self._coroutines.let_go()
             close = getattr(self.env, "close", None)
             if close is not None:
                 self._ran(close)
@@ -209,15 +228,18 @@ class OpenEnvEnv:
         setattr(self.env, name, value)
         return True
 
+    def waited(self, result: Any) -> Any:
+        """What a call of the environment gave, after waiting for it if it is async."""
+        # Told by the result, for an async method may be wrapped; models, the usual case, are told apart at once.
+        if not isinstance(result, BaseModel) and inspect.isawaitable(result):
+            return self._coroutines.run(result)
+        return result
+
     def _ran(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the environment, and wait for it if it is async."""
         self.refusal = None
         try:
-            result = call(*args, **kwargs)
-            # Told by the result, for an async method may be wrapped; models, the usual case, are told apart at once.
-            if not isinstance(result, BaseModel) and inspect.isawaitable(result):
-                return self._coroutines.run(result)
-            return result  # noqa: TRY300 - the two ways out belong together
+            return self.waited(call(*args, **kwargs))
         except ValidationError as error:
             self.refusal = list(error.errors())
             raise

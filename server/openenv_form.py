@@ -47,7 +47,7 @@ class OpenEnvForm:
         if trimming.obs_dtype is not None:
             raise SpaceError("obs_dtype is for spaces; the fields of an OpenEnv environment are sent as they are")
         self._models = models
-        self._tools = _tool_models(models.action)
+        self._tools = models.tool_actions
         self._include = None if trimming.include is None else _nested(models, trimming.include)
         self._exclude: dict[str, Any] = {**_nested(models, trimming.exclude or ()), "reward": True, "done": True}
         self._info_keys = None if trimming.info_keys is None else frozenset(trimming.info_keys)
@@ -99,22 +99,6 @@ class _State(BaseModel):
 
     episode_id: str | None = Field(default=None, description="The current episode's name.")
     step_count: int = Field(default=0, ge=0, description="Steps taken in the current episode.")
-
-
-_TOOLS: Final = {"ListToolsAction": "list_tools", "CallToolAction": "call_tool"}
-
-
-def _tool_models(declared: type[Any]) -> dict[str, type[Any]]:
-    """OpenEnv's own tool actions by their ``type``, if the declared model is its base class of actions or one of them.
-
-    An environment looks at an action's class, so it must be OpenEnv's. Whoever has the base class has imported the
-    module beside it too. See openenv/core/env_server/serialization.py, ``_deserialize_mcp_action``.
-    """
-    package, _, module = declared.__module__.rpartition(".")
-    if module not in {"types", "mcp_types"} or declared.__name__ not in {"Action", *_TOOLS}:
-        return {}
-    found = vars(sys.modules.get(f"{package}.mcp_types", object))
-    return {kind: found[name] for name, kind in _TOOLS.items() if name in found}
 
 
 def _state_beside(observation: type[Any]) -> type[Any] | None:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 
@@ -28,6 +28,7 @@ from openenv_gym.messages import (
 )
 from openenv_gym.protocol import ServerProtocol
 from openenv_gym.server.access import NotAllowed, use_of
+from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.executor import Executor, Job, Worker, run_together
 from openenv_gym.server.outlet import Connection, Outlet
 from openenv_gym.server.page import Assignment, Page
@@ -159,6 +160,34 @@ class Session(Outlet):
                 return Failed(request.id, "EXECUTION_ERROR", type(error).__name__, "the server failed; see its log")
             finally:
                 self.last_active = time.monotonic()
+
+    async def visit(self, use: Callable[[HostedEnv], Any]) -> Any:
+        """What ``use(env)`` gives for the first env, on its thread. It must keep nothing of the env.
+
+        Raises:
+            Exception: what ``use`` raises.
+            TimeoutError: if the env is given up, or was given up before.
+        """
+        outcomes: list[tuple[Any, BaseException | None]] = []
+
+        def run(page: Page, group: Sequence[Assignment]) -> None:
+            for _, number in group:
+                try:
+                    outcomes.append((use(page.slots[number].present()), None))
+                except BaseException as error:  # noqa: BLE001 - raised below, on the loop's thread
+                    outcomes.append((None, error))
+
+        async with self._turn:
+            if self.closed:
+                raise RuntimeError("the session was closed")
+            await self._scatter("call", self._by_worker([0]), run)
+            self.last_active = time.monotonic()
+        if not outcomes:
+            raise TimeoutError("the env didn't return in time, and is given up")
+        result, error = outcomes[0]
+        if error is not None:
+            raise error
+        return result
 
     async def step_in_turn(self, steps: Sequence[Step], take: Callable[[Stepped], bool]) -> Failed | None:
         """Run steps of the only env, where possible as one job on its worker, which saves handing over each of them.

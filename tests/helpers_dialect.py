@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 from openenv_gym.server.adapters import EnvSource
+from openenv_gym.server.json_sessions import JsonSessions
 from openenv_gym.server.openenv_dialect import converse
 from openenv_gym.server.registry import Registry
 from openenv_gym.server.settings import ServerSettings
@@ -152,7 +153,7 @@ def talk(env, *messages, query=None, **options):
         registry = make_registry(env, **options)
         client = Client(*messages)
         try:
-            await converse(registry, client, client.receive, query or {})
+            await converse(JsonSessions(registry), client, client.receive, query or {})
         except ConnectionError:
             assert client.closed is None
         finally:

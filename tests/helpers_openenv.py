@@ -15,11 +15,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium as gym
 import uvicorn
-from fastmcp import FastMCP
+from fastmcp import Context, FastMCP
 from gymnasium.spaces import Box, Dict, Discrete
 from openenv.core.env_server import Action, Environment, Observation, State, Transform, create_app
 from openenv.core.env_server.mcp_environment import MCPEnvironment
-from openenv.core.env_server.mcp_types import CallToolAction  # noqa: F401 - for the tests that take it from here
+from openenv.core.env_server.mcp_types import (
+    CallToolAction,  # noqa: F401 - for the tests that take it from here
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+    ToolError,
+)
 from openenv.core.env_server.types import EnvironmentMetadata
 from openenv.core.rubrics import Rubric
 from pydantic import BaseModel, Field, field_validator
@@ -304,6 +311,19 @@ class Tools(MCPEnvironment):
         def fail() -> str:
             raise ValueError("out of order")
 
+        @server.tool
+        def odd() -> dict:
+            return {"list": [1, None, 2.5], "text": "ä", "inner": {"a": True}}
+
+        @server.tool
+        async def remember(what: str, ctx: Context) -> str:
+            await ctx.set_state("what", what)
+            return "noted"
+
+        @server.tool
+        async def recall(ctx: Context) -> str:
+            return await ctx.get_state("what") or "nothing"
+
         super().__init__(server)
         self._state = State(episode_id="tools")
 
@@ -316,6 +336,42 @@ class Tools(MCPEnvironment):
     @property
     def state(self):
         return self._state
+
+
+class ServerOnly(Every):
+    """Has a tool server, but no client of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.mcp_server = FastMCP("tools")
+        self.mcp_server.tool(self.add)
+        self.mcp_server.tool(self.fail)
+
+    async def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    def fail(self) -> str:
+        raise ValueError("out of order")
+
+
+class ToolActions(Every):
+    """Has tools as actions only."""
+
+    def step(self, action, timeout_s=None):
+        if isinstance(action, ListToolsAction):
+            return ListToolsObservation(tools=[Tool(name="add", description="Add.", input_schema={"type": "object"})])
+        if action.tool_name != "add":
+            missing = ToolError(error_type="tool_not_found", message="no such tool")
+            return CallToolObservation(tool_name=action.tool_name, error=missing)
+        return CallToolObservation(tool_name="add", result=sum(action.arguments.values()))
+
+
+class WrongToolActions(Every):
+    """Declares tool actions, and answers them with something else."""
+
+    def step(self, action, timeout_s=None):
+        return EveryObservation()
 
 
 @contextmanager

@@ -44,6 +44,7 @@ LADDER = [  # the lowest rung first
         "server.mcp",
         "server.probe",
     },
+    {"server.tools"},
     {"json_form", "server.access", "server.encoding", "server.json_form", "server.openenv_messages", "server.slot"},
     {
         "batch_link",
@@ -59,7 +60,9 @@ LADDER = [  # the lowest rung first
     {"client", "options", "rollout", "server.session"},
     {"server.registry"},
     {"server.batch_dialect", "server.json_session", "server.run"},
-    {"server.openenv_dialect", "server.stateless"},
+    {"server.json_sessions", "server.stateless", "server.tasks"},
+    {"server.mcp_endpoint", "server.openenv_routes"},
+    {"server.openenv_dialect"},
     {"server.app"},
     {"server", "server.child"},
     {"local"},
@@ -97,7 +100,7 @@ IO_EXCUSED = {
 
 # A foreign package -> the only modules that import it.
 ONLY_IN = {
-    "fastapi": {"server.app"},
+    "fastapi": {"server.app", "server.openenv_routes"},
     "stable_baselines3": {"sb3", "demo"},
     "torch": {"demo"},
     "openenv": set(),
@@ -123,6 +126,7 @@ PROVEN_BY = {
     "server.json_results": "server/test_openenv_dialect.py",
     "server.json_session": "server/test_openenv_dialect.py",
     "server.openenv_messages": "server/test_openenv_dialect.py",
+    "server.openenv_routes": "server/test_tasks.py",
     "server.stateless": "server/test_app.py",
 }
 

@@ -25,6 +25,7 @@ from helpers_dialect import (
 )
 
 from openenv_gym.server.json_session import JsonSession
+from openenv_gym.server.json_sessions import JsonSessions
 from openenv_gym.server.openenv_dialect import converse
 
 
@@ -318,7 +319,7 @@ class TestErrors:
 
     def test_there_are_no_tools(self):
         (reply,) = replies(Count, {"type": "mcp", "data": {"jsonrpc": "2.0", "method": "tools/list", "id": "a"}})
-        assert (reply["type"], reply["data"]["id"], reply["data"]["error"]["code"]) == ("mcp", "a", -32601)
+        assert (reply["type"], reply["data"]["id"], reply["data"]["error"]["code"]) == ("mcp", "a", -32603)
 
 
 class TestSessions:
@@ -347,7 +348,7 @@ class TestSessions:
             nonlocal registry
             registry = make_registry(factory)
             client = Watcher(CLOSE)
-            await converse(registry, client, client.receive, {})
+            await converse(JsonSessions(registry), client, client.receive, {})
             await registry.stop()
 
         registry = None
@@ -361,7 +362,7 @@ class TestSessions:
             registry.capacity.reserve(active)
             client = Client()
             client.receive = None  # a client that is refused is not waited for
-            await converse(registry, client, client.receive, {"num_envs": str(count)})
+            await converse(JsonSessions(registry), client, client.receive, {"num_envs": str(count)})
             await registry.stop()
             return client
 
@@ -413,7 +414,7 @@ class TestSessions:
             registry = make_registry(Count)
             await registry.stop()
             client = Client()
-            await converse(registry, client, client.receive, {})
+            await converse(JsonSessions(registry), client, client.receive, {})
             return client
 
         assert code(asyncio.run(main()).replies[0]) == "SESSION_ERROR"
@@ -444,7 +445,7 @@ class TestSessions:
             client = Sleeper()
             client.hung_up = asyncio.Event()
             with pytest.raises(ConnectionError):
-                await converse(registry, client, client.receive, {})
+                await converse(JsonSessions(registry), client, client.receive, {})
             await registry.stop()
             return client
 
@@ -464,7 +465,7 @@ class TestSessions:
                 return json.dumps(message)
 
             with pytest.raises(ConnectionError):
-                await converse(registry, client, receive, {})
+                await converse(JsonSessions(registry), client, receive, {})
             await registry.stop()
             return client.replies[0]
 
