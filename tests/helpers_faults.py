@@ -61,6 +61,25 @@ def free_port():
         return s.getsockname()[1]
 
 
+async def _stop_listening(server):
+    """Close a server's sockets, once it has taken in what it accepted: asyncio would leave those sockets open."""
+    for sock in server.sockets:
+        asyncio.get_running_loop().remove_reader(sock.fileno())
+    for _ in range(5):  # turns that an accepted connection needs until it has a transport and a task
+        await asyncio.sleep(0)
+    server.close()
+
+
+async def _end_tasks():
+    """Cancel what this thread's loop still does, so that every connection is closed before the loop is."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=5)
+    await asyncio.sleep(0)  # transports are closed a turn later
+
+
 @dataclass
 class _Fuse:
     left: int
@@ -116,7 +135,6 @@ class FaultProxy:
         self._random = random.Random(seed)
         self._fuse = None
         self._links = set()
-        self._tasks = set()
         self._held = {UP: False, DOWN: False}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy")
@@ -193,7 +211,7 @@ class FaultProxy:
         """Listen no more; connections that exist go on."""
 
         async def refuse():
-            self._server.close()
+            await _stop_listening(self._server)
 
         self._call(refuse)
 
@@ -210,13 +228,10 @@ class FaultProxy:
         """Cut everything and end the thread."""
 
         async def end():
-            self._server.close()
+            await _stop_listening(self._server)
             for link in list(self._links):
                 link.cut(RST)
-            for task in self._tasks:  # one that still dials the server has no link that could be cut
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=5)
+            await _end_tasks()
 
         self._call(end)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -250,8 +265,6 @@ class FaultProxy:
         link.cut(how)
 
     async def _serve(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
-        asyncio.current_task().add_done_callback(self._tasks.discard)
         self.accepted += 1
         try:
             from_server, to_server = await asyncio.open_connection("127.0.0.1", self.upstream)
@@ -266,15 +279,15 @@ class FaultProxy:
         ]
         try:
             await link.ended.wait()
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            self._links.discard(link)
             for end in (writer, to_server):
                 end.close()  # what is under way may still arrive
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
                     await asyncio.wait_for(end.wait_closed(), 1)
+        finally:
+            self._links.discard(link)
+            for pump in pumps:
+                pump.cancel()
+            for end in (writer, to_server):
                 end.transport.abort()
 
     async def _pump(self, link, reader, writer, direction):
@@ -347,8 +360,9 @@ class ScriptedServer:
 
     def __exit__(self, *exc_info):
         async def close():
-            self._server.close()
+            await _stop_listening(self._server)
             await self._server.wait_closed()
+            await _end_tasks()
 
         asyncio.run_coroutine_threadsafe(close(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
