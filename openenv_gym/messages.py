@@ -20,6 +20,7 @@ A conversation::
     Hello → Welcome                          the spaces, and the session's name, secret and limits
     Reset → Observed                         for some or all slots
     Step → Stepped
+    Launch → Launched, Collect → Collected   steps that run by themselves, and what came of those that ended first
     Call, Get, Set, Render, State → Returned
     Close → Closed
     any request → Failed                     when it could not be run at all
@@ -49,11 +50,15 @@ __all__ = [
     "Call",
     "Close",
     "Closed",
+    "Collect",
+    "Collected",
     "EnvFailure",
     "Failed",
     "FinalRows",
     "Get",
     "Hello",
+    "Launch",
+    "Launched",
     "Message",
     "Numbered",
     "Observed",
@@ -354,6 +359,34 @@ class Close(Numbered, frozen=True, tag=27):
     """Ends the session and closes its envs."""
 
 
+class Launch(Numbered, frozen=True, tag=28):
+    """Begins steps that run by themselves, and doesn't wait for them; `Collect` asks what came of them.
+
+    Attributes:
+        slots: the envs to step, none of which has a launched step that isn't collected yet; None for all.
+        actions: as for `Step`.
+        autoreset: as for `Step`.
+    """
+
+    slots: list[int] | None
+    actions: Batch
+    autoreset: str | None
+
+
+class Collect(Numbered, frozen=True, tag=29):
+    """Asks for launched steps that have ended, each once.
+
+    It is answered once there are enough or no more can come, and at the latest when the client sends another request,
+    with what is there by then: so requests run in order, and none waits for a slow env. A `Reset` drops the launched
+    steps of its envs.
+
+    Attributes:
+        at_least: how many are enough.
+    """
+
+    at_least: int
+
+
 # ---------------------------------------------------------------------------------------------- replies
 
 
@@ -439,6 +472,22 @@ class Returned(Numbered, frozen=True, tag=32):
     failures: list[EnvFailure]
 
 
+class Launched(Numbered, frozen=True, tag=35):
+    """Reply to `Launch`: the steps have begun."""
+
+
+class Collected(Numbered, frozen=True, tag=36):
+    """Reply to `Collect`. There may be fewer than were asked for: the client asks again for the others.
+
+    Attributes:
+        slots: the envs that made their step, ascending.
+        steps: what came of their steps, in this order; its failures are those of other envs, whose steps raised.
+    """
+
+    slots: list[int]
+    steps: Stepped
+
+
 class Closed(Numbered, frozen=True, tag=33):
     """Reply to `Close`."""
 
@@ -462,5 +511,5 @@ class Failed(Numbered, frozen=True, tag=34):
 
 
 Opening: TypeAlias = Hello | Resume
-Request: TypeAlias = Reset | Step | Call | Get | Set | Render | State | Close
-Reply: TypeAlias = Observed | Stepped | Returned | Closed | Failed
+Request: TypeAlias = Reset | Step | Call | Get | Set | Render | State | Close | Launch | Collect
+Reply: TypeAlias = Observed | Stepped | Returned | Closed | Failed | Launched | Collected

@@ -11,7 +11,7 @@ import gymnasium as gym
 
 from openenv_gym import codec
 from openenv_gym.errors import FactoryError, OpenEnvGymError, RemoteProtocolError
-from openenv_gym.messages import PROTOCOL_VERSION, Close, Failed, Hello, Reply, Resume, Welcome
+from openenv_gym.messages import PROTOCOL_VERSION, Close, Collect, Failed, Hello, Reply, Resume, Welcome
 from openenv_gym.server.capacity import CapacityReached
 from openenv_gym.server.encoding import BatchEncoding
 from openenv_gym.server.openenv_form import OpenEnvBatchEncoding
@@ -44,10 +44,12 @@ async def converse(registry: Registry, connection: Connection, receive: Callable
         await connection.send(codec.encode(refused.failed))
         await connection.close(refused.close_code, refused.failed.code)
         return
+    frames = _Frames(receive)
     try:
-        while await _serve(registry, session, connection, await receive()):
+        while await _serve(registry, session, connection, frames):
             pass
     finally:
+        frames.end()
         _leave(registry, connection, session)
 
 
@@ -177,16 +179,39 @@ def _is_plain(value: object) -> bool:
 # --------------------------------------------------------------------------------------------- requests
 
 
-async def _serve(registry: Registry, session: Session, connection: Connection, frame: bytes) -> bool:
+class _Frames:
+    """A connection's frames, of which one may be waited for while another is served."""
+
+    def __init__(self, receive: Callable[[], Awaitable[bytes]]) -> None:
+        self._receive = receive
+        self._coming: asyncio.Future[bytes] | None = None
+
+    async def next(self) -> bytes:
+        """The next frame; raises ConnectionError once the connection is gone."""
+        coming, self._coming = self._coming, None
+        return await (coming or self._receive())
+
+    def coming(self) -> asyncio.Future[bytes]:
+        """The next frame, which `next` will give."""
+        self._coming = self._coming or asyncio.ensure_future(self._receive())
+        return self._coming
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        if self._coming is not None and not self._coming.cancel():
+            self._coming.exception()  # which nobody wants to know
+
+
+async def _serve(registry: Registry, session: Session, connection: Connection, frames: _Frames) -> bool:
     """Serve one frame; False once the session has ended."""
     try:
-        request = session.protocol.receive(frame)
+        request = session.protocol.receive(await frames.next())
     except RemoteProtocolError as error:
         await connection.send(codec.encode(Failed(0, "VALIDATION_ERROR", "", str(error))))
         return True
     if request is None:  # it arrived before a resume too
         return True
-    reply = await session.execute(request)
+    reply = await session.execute(request, frames.coming() if isinstance(request, Collect) else None)
     if isinstance(request, Close):
         await registry.end(session)
     await session.deliver(_frame(session, reply))

@@ -11,7 +11,7 @@ import numpy as np
 
 from openenv_gym.codec import PackError
 from openenv_gym.errors import FactoryError, SpaceError
-from openenv_gym.messages import Array, EnvFailure, FinalRows, Observed, Returned, Stepped
+from openenv_gym.messages import Array, Collected, EnvFailure, FinalRows, Observed, Returned, Stepped
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.slot import Slot
 
@@ -92,6 +92,19 @@ class Page:
         trace = _printable("".join(traceback.format_exception(error))) if self._debug else None
         self.failures.append(EnvFailure(slot, _code(error), type(error).__name__, _text(error), trace))
 
+    def clear_row(self, position: int) -> None:
+        """Forget one row."""
+        for rows in (self.infos, self.final_infos):
+            rows.pop(position, None)
+        for failure in self.failures.copy():  # other threads add to it meanwhile
+            if failure.slot == position:
+                self.failures.remove(failure)
+
+    def give_up(self, slot: int, doing: str, limit_s: float) -> None:
+        """Write that an env took too long."""
+        text = f"env {slot} didn't return from {doing!r} within {limit_s:g} second(s); reset it, to get a new one"
+        self.failures.append(EnvFailure(slot, "STEP_TIMEOUT", "TimeoutError", text))
+
     def without(self, stuck: Sequence[Assignment], doing: str, limit_s: float) -> Page:
         """This page as it is now, but with a failure for each of some envs, whose threads may go on writing here."""
         page = copy(self)
@@ -104,8 +117,7 @@ class Page:
         slots = {slot for _, slot in stuck}
         page.failures = [failure for failure in self.failures.copy() if failure.slot not in slots]
         for slot in slots:
-            text = f"env {slot} didn't return from {doing!r} within {limit_s:g} second(s); reset it, to get a new one"
-            page.failures.append(EnvFailure(slot, "STEP_TIMEOUT", "TimeoutError", text))
+            page.give_up(slot, doing, limit_s)
         return page
 
     # ------------------------------------------------------------------------------------------------ reading
@@ -126,6 +138,30 @@ class Page:
             self._final() if self.final_infos else None,
             self._in_order(),
         )
+
+    def collected(self, id: int, slots: list[int]) -> Collected:
+        """The reply to a `Collect`, on a page where each slot has the row of its number; these rows are forgotten."""
+        failures = [failure for failure in self._in_order() if failure.slot in slots]
+        good = sorted(set(slots) - {failure.slot for failure in failures})
+        final = None
+        ended = [position for position, slot in enumerate(good) if slot in self.final_infos]
+        if ended:
+            last = [good[position] for position in ended]
+            batch = self._final_observations.batch(last)
+            final = FinalRows(ended, batch, [self.final_infos[slot] for slot in last])
+        steps = Stepped(
+            id,
+            self._observations.batch(good),
+            Array.of(self.rewards[good]),
+            Array.of(self.terminated[good]),
+            Array.of(self.truncated[good]),
+            {position: self.infos[slot] for position, slot in enumerate(good) if slot in self.infos},
+            final,
+            failures,
+        )
+        for slot in slots:
+            self.clear_row(slot)
+        return Collected(id, good, steps)
 
     def returned(self, id: int, count: int) -> Returned:
         """The reply to a `Call`, `Get`, `Set` or `Render` with ``count`` envs."""

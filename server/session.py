@@ -16,7 +16,10 @@ from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.messages import (
     Close,
     Closed,
+    Collect,
     Failed,
+    Launch,
+    Launched,
     Render,
     Reply,
     Request,
@@ -30,6 +33,7 @@ from openenv_gym.protocol import ServerProtocol
 from openenv_gym.server.access import NotAllowed, use_of
 from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.executor import Executor, Job, Worker, run_together
+from openenv_gym.server.flights import Flight, Flights
 from openenv_gym.server.outlet import Connection, Outlet
 from openenv_gym.server.page import Assignment, Page
 from openenv_gym.server.settings import ServerSettings
@@ -77,6 +81,7 @@ class Session(Outlet):
         self.last_active = time.monotonic()
         self.closed = False
         self.client_limit = settings.max_message_bytes
+        self._flights = Flights(slots, self._note_activity)
         self._executor = executor
         self._settings = settings
         self._turn = asyncio.Lock()
@@ -85,8 +90,16 @@ class Session(Outlet):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is running."""
-        return self._turn.locked()
+        """Whether a request or a launched step is running."""
+        return self._turn.locked() or self._flights.under_way
+
+    def _note_activity(self) -> None:
+        self.last_active = time.monotonic()
+
+    async def attach(self, connection: Connection, frames: Sequence[bytes]) -> None:
+        """See `Outlet.attach`. A `Collect` that the old connection waits for is answered, on the new one."""
+        self._flights.wake()
+        await super().attach(connection, frames)
 
     async def build(self) -> None:
         """Build the envs. If the session is closed meanwhile, those that are left aren't built.
@@ -117,6 +130,7 @@ class Session(Outlet):
             await self._gone.wait()
             return
         self.closed = True
+        self._flights.wake()
         slots = self.slots.slots
 
         def close_all(group: Sequence[Assignment]) -> None:
@@ -137,11 +151,13 @@ class Session(Outlet):
 
     # ------------------------------------------------------------------------------------------- requests
 
-    async def execute(self, request: Request) -> Reply:
+    async def execute(self, request: Request, following: asyncio.Future[bytes] | None = None) -> Reply:
         """Run a request; whatever goes wrong is in the reply.
 
         Args:
             request: a request with slots that exist or not.
+            following: is done once the client's next request is there, or its connection is lost: a `Collect` waits no
+                longer than that.
 
         Returns:
             the reply with the same id. Its arrays are valid until the next request runs.
@@ -150,7 +166,7 @@ class Session(Outlet):
             try:
                 if self.closed:
                     return Failed(request.id, "SESSION_EXPIRED", "", "the session was closed")
-                return await self._run(request)
+                return await self._run(request, following)
             except NotAllowed as error:
                 return Failed(request.id, "NOT_ALLOWED", "PermissionError", str(error))
             except (OpenEnvGymError, PackError, ValueError, LookupError) as error:
@@ -234,11 +250,15 @@ class Session(Outlet):
         if errors:
             raise errors[0]
 
-    async def _run(self, request: Request) -> Reply:
+    async def _run(self, request: Request, following: asyncio.Future[bytes] | None) -> Reply:
         if isinstance(request, Step):
             return await self._step(request)
         if isinstance(request, Reset):
             return await self._reset(request)
+        if isinstance(request, Launch):
+            return self._launch(request)
+        if isinstance(request, Collect):
+            return await self._collect(request, following)
         if isinstance(request, Close):
             return Closed(request.id)
         count, groups = self._assign(request.slots)
@@ -254,15 +274,47 @@ class Session(Outlet):
         return page.returned(request.id, count)
 
     async def _step(self, request: Step) -> Stepped:
-        count, groups = self._assign(request.slots)
-        if request.autoreset is not None:
-            gym.vector.AutoresetMode(request.autoreset)  # ValueError for an unknown mode
-        actions = self.slots.actions(request, count)
+        count, groups, actions = self._prepare(request)
+        self._flights.refuse(_numbers(groups))
         page = await self._scatter(
             "step", groups, lambda page, group: self.slots.step(page, group, actions, request.autoreset)
         )
         self.steps += count
         return page.stepped(request.id, count)
+
+    def _prepare(self, request: Step | Launch) -> tuple[int, Sequence[_Group], Sequence[Any]]:
+        count, groups = self._assign(request.slots)
+        if request.autoreset is not None:
+            gym.vector.AutoresetMode(request.autoreset)  # ValueError for an unknown mode
+        return count, groups, self.slots.actions(request, count)
+
+    def _launch(self, request: Launch) -> Launched:
+        count, groups, actions = self._prepare(request)
+        launched = self._flights.launch(groups, actions, request.autoreset)
+        if self._settings.max_step_s is not None:
+            limit_s = self._settings.max_step_s
+            asyncio.get_running_loop().call_later(limit_s, self._end_overdue, launched, limit_s)
+        self.steps += count
+        return Launched(request.id)
+
+    def _end_overdue(self, launched: Sequence[Flight], limit_s: float) -> None:
+        for flight in launched:
+            if self._flights.is_overdue(flight) and not self.closed:
+                self._give_up("step", [(self.workers[flight.slot], [(flight.slot, flight.slot)])])
+                self._flights.give_up(flight, limit_s)
+
+    async def _collect(self, request: Collect, following: asyncio.Future[bytes] | None) -> Reply:
+        connection = self._connection
+
+        def hurried() -> bool:
+            return self.closed or self._connection is not connection or (following is not None and following.done())
+
+        if following is not None:
+            following.add_done_callback(lambda _: self._flights.wake())
+        collected = await self._flights.collect(request.id, request.at_least, hurried)
+        if self.closed:
+            return Failed(request.id, "SESSION_EXPIRED", "", "the session was closed")
+        return collected
 
     async def _reset(self, request: Reset) -> Reply:
         count, groups = self._assign(request.slots)
@@ -272,6 +324,7 @@ class Session(Outlet):
             raise ValueError(f"{len(seeds)} seeds and {len(options)} options for {count} envs")
         if not all(given is None or isinstance(given, dict) for given in options):
             raise ValueError("an env's options are a dict or None")
+        self._flights.forget(_numbers(groups))
         page = await self._scatter("reset", groups, lambda page, group: self.slots.reset(page, group, seeds, options))
         return page.observed(request.id, count)
 
@@ -353,3 +406,7 @@ class Session(Outlet):
         except asyncio.TimeoutError:
             return [group for group in groups if group[0] not in ended]
         return []
+
+
+def _numbers(groups: Sequence[_Group]) -> list[int]:
+    return [number for _, group in groups for _, number in group]

@@ -9,14 +9,14 @@ observation and info travel as `FinalRows`, written down before the reset can ov
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from openenv_gym.errors import SpaceError
-from openenv_gym.messages import Step
+from openenv_gym.messages import Launch, Step
 from openenv_gym.server.adapters import EnvSource, HostedEnv
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.openenv_env import OpenEnvEnv
@@ -94,14 +94,18 @@ class Slots:
                 page.unseeded = True
 
     def step(
-        self, page: Page, assignments: Sequence[Assignment], actions: Sequence[Any], autoreset: str | None
+        self,
+        page: Page,
+        assignments: Sequence[Assignment],
+        actions: Sequence[Any] | Mapping[int, Any],
+        autoreset: str | None,
     ) -> None:
         """Step envs.
 
         Args:
             page: where the transitions go.
             assignments: positions and slots.
-            actions: one action for each position of the request.
+            actions: one action for each position.
             autoreset: an ``AutoresetMode``'s value, or None.
         """
         slots, write = page.slots, page.write
@@ -175,7 +179,7 @@ class Slots:
         """Give an env's current episode another id."""
         self._slots[slot].episode_id = episode_id
 
-    def actions(self, request: Step, count: int) -> Sequence[Any]:
+    def actions(self, request: Step | Launch, count: int) -> Sequence[Any]:
         """The actions of a request, one for each position.
 
         Raises:

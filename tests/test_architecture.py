@@ -57,6 +57,7 @@ LADDER = [  # the lowest rung first
     },
     {"opening", "server.openenv_form"},
     {"pool", "server.slots"},
+    {"server.flights"},
     {"client", "options", "rollout", "server.session"},
     {"server.registry"},
     {"server.batch_dialect", "server.json_session", "server.run"},

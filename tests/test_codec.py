@@ -33,10 +33,14 @@ from openenv_gym.messages import (
     Call,
     Close,
     Closed,
+    Collect,
+    Collected,
     EnvFailure,
     Failed,
     Get,
     Hello,
+    Launch,
+    Launched,
     Observed,
     Reset,
     Resume,
@@ -496,6 +500,8 @@ FRAMES = {
         Get(4, None, "gravity"),
         Set(5, [0], "gravity", [pack(2**70)]),
         Close(6),
+        Launch(7, [1], BATCH, None),
+        Collect(8, 2),
     ],
     decode_reply: [
         Observed(1, BATCH, {0: pack({"a": np.array(["x", None])})}, [EnvFailure(0, "c", "t", "m")]),
@@ -503,6 +509,8 @@ FRAMES = {
         Returned(3, [pack(np.array(["a", "b"]))], []),
         Closed(4),
         Failed(5, "VALIDATION_ERROR", "ValueError", "m"),
+        Launched(7),
+        Collected(8, [1], Stepped(8, BATCH, BATCH[0], BATCH[0], BATCH[0], {}, None, [])),
     ],
 }
 EVERY_DECODER = pytest.mark.parametrize("decode", FRAMES, ids=lambda decode: decode.__name__)

@@ -16,11 +16,15 @@ from openenv_gym.messages import (
     Call,
     Close,
     Closed,
+    Collect,
+    Collected,
     EnvFailure,
     Failed,
     FinalRows,
     Get,
     Hello,
+    Launch,
+    Launched,
     Message,
     Numbered,
     Observed,
@@ -86,6 +90,8 @@ EXAMPLES = [
     Render(6, None),
     State(7, [2, 1]),
     Close(8),
+    Launch(9, [1], BATCH, "Disabled"),
+    Collect(10, 3),
     *FAILURES,
     FINAL,
     Observed(9, BATCH, {0: {"score": 1}, 1: {2: 3}}, FAILURES, True),
@@ -93,6 +99,8 @@ EXAMPLES = [
     Stepped(10, [], BATCH[0], BATCH[0], BATCH[0], {}, None, []),
     Returned(11, [1, "a", None], FAILURES),
     Closed(12),
+    Launched(9),
+    Collected(10, [1, 3], Stepped(10, BATCH, BATCH[0], BATCH[0], BATCH[0], {}, FINAL, FAILURES)),
     Failed(13, "VALIDATION_ERROR", "", "what"),
     Failed(0, "CAPACITY_REACHED", "ValueError", "full", {"active": 1}, "Traceback …"),
 ]
@@ -123,6 +131,8 @@ WIRE = {
     Render: (25, "id slots"),
     State: (26, "id slots"),
     Close: (27, "id"),
+    Launch: (28, "id slots actions autoreset"),
+    Collect: (29, "id at_least"),
     EnvFailure: ("EnvFailure", "slot code type message traceback"),
     FinalRows: ("FinalRows", "positions observations infos"),
     Observed: (30, "id observations infos failures unseeded"),
@@ -130,6 +140,8 @@ WIRE = {
     Returned: (32, "id values failures"),
     Closed: (33, "id"),
     Failed: (34, "id code error message facts traceback"),
+    Launched: (35, "id"),
+    Collected: (36, "id slots steps"),
 }
 EVERY_EXAMPLE = pytest.mark.parametrize("message", EXAMPLES, ids=[type(message).__name__ for message in EXAMPLES])
 
@@ -182,7 +194,7 @@ class TestEveryMessage:
         assert defined - bases == {type(message) for message in EXAMPLES} == WIRE.keys()
 
     @pytest.mark.parametrize(
-        "group, tags", [(Opening, {10, 12}), (Request, set(range(20, 28))), (Reply, set(range(30, 35)))]
+        "group, tags", [(Opening, {10, 12}), (Request, set(range(20, 30))), (Reply, set(range(30, 37)))]
     )
     def test_is_in_its_group(self, group, tags):
         assert {WIRE[kind][0] for kind in get_args(group)} == tags
