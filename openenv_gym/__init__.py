@@ -7,9 +7,11 @@ the import, ``gym.make("openenv_gym:openenv/Remote-v0")`` does both.
 import gymnasium as _gym
 
 from openenv_gym import errors
-from openenv_gym.client import EnvClient, GenericEnvClient, StepResult, SyncEnvClient
+from openenv_gym.client import EnvClient, GenericEnvClient, StepResult
 from openenv_gym.env import RemoteEnv
 from openenv_gym.local import LocalServer
+from openenv_gym.sync_client import SyncEnvClient
+from openenv_gym.tool_client import MCPToolClient
 from openenv_gym.vector_env import RemoteVecEnv
 from openenv_gym.version import __version__
 
@@ -17,6 +19,7 @@ __all__ = [
     "EnvClient",
     "GenericEnvClient",
     "LocalServer",
+    "MCPToolClient",
     "RemoteEnv",
     "RemoteVecEnv",
     "StepResult",

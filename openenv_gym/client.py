@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from openenv_gym.dial import Target, default_url, websocket_url
-from openenv_gym.errors import LocalProtocolError, OpenEnvGymError, RemoteEnvError, ReplyTimeout
+from openenv_gym.errors import OpenEnvGymError, RemoteEnvError, ReplyTimeout
 from openenv_gym.json_channel import JsonChannel
-from openenv_gym.loop import client_loop
+from openenv_gym.sync_client import SyncEnvClient
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["EnvClient", "GenericEnvClient", "StepResult", "SyncEnvClient"]
+__all__ = ["EnvClient", "GenericEnvClient", "StepResult"]
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -289,59 +289,3 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
 class GenericEnvClient(EnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]):
     """An `EnvClient` whose actions, observations and states are dicts."""
-
-
-class SyncEnvClient(Generic[ActT, ObsT, StateT]):
-    """An `EnvClient` with blocking calls. They work in scripts, in threads, and in a notebook's running loop.
-
-    Args:
-        client: the client; use it through this object only.
-    """
-
-    def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
-        self._client = client
-        self._loop = client_loop()
-
-    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        if self._loop.pid != os.getpid():
-            coroutine.close()
-            raise LocalProtocolError("this client was made before a fork; make a new one in the child process")
-        return self._loop.run(coroutine)
-
-    def connect(self) -> Self:
-        """See `EnvClient.connect`."""
-        self._run(self._client.connect())
-        return self
-
-    def reset(self, **kwargs: Any) -> StepResult[ObsT]:
-        """See `EnvClient.reset`."""
-        return self._run(self._client.reset(**kwargs))
-
-    def step(self, action: ActT) -> StepResult[ObsT]:
-        """See `EnvClient.step`."""
-        return self._run(self._client.step(action))
-
-    def batch_step(self, actions: Sequence[ActT]) -> list[StepResult[ObsT]]:
-        """See `EnvClient.batch_step`."""
-        return self._run(self._client.batch_step(actions))
-
-    def state(self) -> StateT:
-        """See `EnvClient.state`."""
-        return self._run(self._client.state())
-
-    def new_session(self) -> SyncEnvClient[ActT, ObsT, StateT]:
-        """See `EnvClient.new_session`."""
-        return SyncEnvClient(self._run(self._client.new_session()))
-
-    def close(self) -> None:
-        """See `EnvClient.close`."""
-        self._run(self._client.close())
-
-    def __enter__(self) -> Self:
-        return self.connect()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"{self._client!r}.sync()"

@@ -17,6 +17,8 @@
     │  ├─ RemoteProtocolError (RuntimeError)     the peer broke them
     │  └─ ProtocolVersionError (RuntimeError)    the two sides speak different versions
     ├─ RemoteEnvError (RuntimeError)             the env, or the server, reported an error
+    │  └─ ToolError                              … because a tool failed
+    │     └─ ToolNotFound (LookupError)          … or doesn't exist
     ├─ BatchError (RuntimeError)                 several envs failed in one call
     ├─ FactoryError (RuntimeError)               an environment could not be created
     ├─ ActionError (ValueError)                  actions of the wrong number, shape or value
@@ -58,6 +60,8 @@ __all__ = [
     "ReplyTimeout",
     "SessionLost",
     "SpaceError",
+    "ToolError",
+    "ToolNotFound",
     "TransportError",
     "Unauthorized",
     "batch_error",
@@ -275,6 +279,40 @@ class RemoteEnvError(OpenEnvGymError, RuntimeError):
         what = f"{self.type}: {self.message}" if self.type else self.message
         text = f"{where} reported {what} (code: {self.code})"
         return f"{text}\n\nRemote traceback:\n{self.traceback}" if self.traceback else text
+
+
+class ToolError(RemoteEnvError):
+    """Raised when a call of an environment's tool fails.
+
+    Attributes:
+        tool: the tool's name.
+        kind: ``invalid_args`` where the text says so, else ``execution_error``; the words are OpenEnv's.
+    """
+
+    def __init__(self, tool: str, message: str, kind: str | None = None) -> None:
+        super().__init__("TOOL_ERROR", "", message)
+        self.args = (tool, message, kind)
+        self.tool = tool
+        # What an environment says is text only; OpenEnv's own servers tell kinds apart by these words too.
+        misfit = any(word in message.lower() for word in ("validation error", "invalid", "argument"))
+        self.kind = kind or ("invalid_args" if misfit else "execution_error")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+    def __str__(self) -> str:
+        return f"the tool {self.tool!r} failed ({self.kind}): {self.message}"
+
+
+class ToolNotFound(ToolError, LookupError):
+    """Raised for a tool that the environment doesn't have."""
+
+    def __init__(self, tool: str, message: str) -> None:
+        super().__init__(tool, message, "tool_not_found")
+        self.args = (tool, message)
+
+    def __str__(self) -> str:
+        return f"the environment has no tool {self.tool!r}: {self.message}"
 
 
 class BatchError(OpenEnvGymError, RuntimeError):

@@ -375,9 +375,9 @@ class WrongToolActions(Every):
 
 
 @contextmanager
-def stock_server(env=Count, max_envs=8, **config):
+def stock_server(env=Count, max_envs=8, models=None, **config):
     """Serve an environment with OpenEnv's own server, and give its URL."""
-    models = (PoleAction, PoleObservation) if env is CartPole else (CountAction, CountObservation)
+    models = models or ((PoleAction, PoleObservation) if env is CartPole else (CountAction, CountObservation))
     Count.log.clear()
     Count.live.clear()
     app = create_app(env, *models, max_concurrent_envs=max_envs)

@@ -30,6 +30,8 @@ from openenv_gym.errors import (
     ReplyTimeout,
     SessionLost,
     SpaceError,
+    ToolError,
+    ToolNotFound,
     TransportError,
     Unauthorized,
     batch_error,
@@ -109,6 +111,9 @@ TEXTS = [
         RemoteEnvError("EXECUTION_ERROR", "MyError", "100 %s", 0, "Traceback …\nMyError"),
         "env 0 reported MyError: 100 %s (code: EXECUTION_ERROR)\n\nRemote traceback:\nTraceback …\nMyError",
     ),
+    (ToolError("add", "x is no number"), "the tool 'add' failed (execution_error): x is no number"),
+    (ToolError("add", "Missing required argument"), "the tool 'add' failed (invalid_args): Missing required argument"),
+    (ToolNotFound("ad", "Unknown tool: 'ad'"), "the environment has no tool 'ad': Unknown tool: 'ad'"),
     (
         BatchError({3: BAD_VALUE, 5: NO_KEY}),
         (
