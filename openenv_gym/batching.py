@@ -124,13 +124,14 @@ def _leaf_writer(leaf: Leaf, column: LeafValues) -> Callable[[int, Any], None]:
             column[position] = pack(value, path or "observation")
 
         return write_value
-    array, shape, wanted = column, column.shape[1:], column.dtype
+    shape, wanted = column.shape[1:], column.dtype
+    rows = [column[position, ...] for position in range(len(column))]  # views, which are quicker than an index
 
     def write(position: int, value: Any) -> None:
         if type(value) is np.ndarray and value.dtype == wanted and value.shape == shape:
-            array[position] = value
+            rows[position][...] = value
         else:
-            array[position] = cast_exactly(value, wanted, shape, path_name(leaf.path))
+            rows[position][...] = cast_exactly(value, wanted, shape, path_name(leaf.path))
 
     return write
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections.abc import Callable
 from typing import Any, Final
@@ -31,7 +32,6 @@ class Slot:
         env: the env, if there is one.
         metadata: the env's metadata, read when it was built.
         steps: steps of the episode so far.
-        episode_id: the episode's name.
         over: whether the episode ended in the last step.
         stale: whether the env is built anew before the next reset: its last reset raised, or the render mode changed.
     """
@@ -40,12 +40,23 @@ class Slot:
         self.env: HostedEnv | None = None
         self.metadata: dict[str, Any] = {}
         self.steps = 0
-        self.episode_id: str | None = None
         self.over = False
         self.stale = False
         self._make = make
-        self._max_episode_steps = max_episode_steps
+        self._limit = math.inf if max_episode_steps is None else max_episode_steps
         self._live = False
+        self._episode_id: str | None = ""
+
+    @property
+    def episode_id(self) -> str | None:
+        """The episode's name, made when it is first asked for; None before the first reset."""
+        if self._episode_id is None:
+            self._episode_id = str(uuid.uuid4())
+        return self._episode_id or None
+
+    @episode_id.setter
+    def episode_id(self, name: str) -> None:
+        self._episode_id = name
 
     def build(self) -> HostedEnv:
         """Build the env.
@@ -83,7 +94,7 @@ class Slot:
             env = self.build()
         self._live, self.stale, self.over, self.steps = False, True, False, 0
         observation, info = env.reset(**arguments)
-        self._live, self.stale, self.episode_id = True, False, str(uuid.uuid4())
+        self._live, self.stale, self._episode_id = True, False, None
         return observation, info
 
     def step(self, action: Any, autoreset: str | None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -109,7 +120,7 @@ class Slot:
             raise gym.error.ResetNeeded("Cannot call `step` before calling `reset`")
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
-        if self._max_episode_steps is not None and self.steps >= self._max_episode_steps:
+        if self.steps >= self._limit:
             truncated = True
         return observation, reward, terminated, truncated, info
 
