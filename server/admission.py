@@ -6,6 +6,7 @@ It stands before every route, so that a new one can't be forgotten; only ``/heal
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
@@ -21,7 +22,10 @@ Receive: TypeAlias = Callable[[], Awaitable[Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+logger = logging.getLogger(__name__)
+
 _OPEN: Final = "/health"
+_CODES: Final = {401: "UNAUTHORIZED", 403: "ORIGIN_NOT_ALLOWED", 413: "MESSAGE_TOO_LARGE"}
 
 
 class Admission:
@@ -30,10 +34,12 @@ class Admission:
     Args:
         app: the application behind it.
         settings: the server's settings.
+        refused: told the code of each refusal.
     """
 
-    def __init__(self, app: App, settings: ServerSettings) -> None:
+    def __init__(self, app: App, settings: ServerSettings, refused: Callable[[str], None]) -> None:
         self._app = app
+        self._refused = refused
         self._token = settings.token.get_secret_value().encode() if settings.token is not None else None
         self._origins = frozenset(settings.allowed_origins)
         self._max_bytes = settings.max_message_bytes
@@ -52,6 +58,9 @@ class Admission:
             else:
                 receive = _replay(body, receive)
         if refusal is not None:
+            self._refused(_CODES[refusal[0]])
+            what = {"status": refusal[0], "path": scope["path"], "client": (scope.get("client") or ["?"])[0]}
+            logger.info("a request was refused", extra=what)
             await _refuse(scope, send, *refusal)
             return
         await self._app(scope, receive, send)

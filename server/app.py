@@ -21,6 +21,7 @@ from openenv_gym.server.exact_messages import exact_errors
 from openenv_gym.server.hosting import Hosting
 from openenv_gym.server.json_session import form_of
 from openenv_gym.server.json_sessions import JsonSessions
+from openenv_gym.server.metrics import Metrics
 from openenv_gym.server.openenv_messages import (
     DialectError,
     EnvMetadata,
@@ -109,13 +110,14 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
         lifespan=lifespan,
     )
     app.state.registry = registry
-    app.add_middleware(Admission, settings=settings)
+    app.add_middleware(Admission, settings=settings, refused=registry.counts.failed)
     _add_error_handlers(app, exact=registry.source.openenv)
     _add_info_routes(app, registry)
     if registry.source.openenv:
         add_openenv_routes(app, registry)
     else:
         _add_gymnasium_routes(app, registry)
+    _add_metrics_route(app, registry)
     sessions = JsonSessions(registry)
     _add_mcp_routes(app, sessions)
     _add_websocket(app, sessions)
@@ -175,6 +177,16 @@ def _add_gymnasium_routes(app: FastAPI, registry: Registry) -> None:
     async def state() -> EnvState:
         """The state of a fresh env, since there is no other behind this route. For an episode's state use /ws."""
         return EnvState(episode_id=None, step_count=0)
+
+
+def _add_metrics_route(app: FastAPI, registry: Registry) -> None:
+    metrics = Metrics(registry)
+
+    @app.get("/metrics", tags=["Monitoring"])
+    async def prometheus(request: Request) -> Response:
+        """The server's numbers, for Prometheus."""
+        text, media_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(text, media_type=media_type)
 
 
 def _add_mcp_routes(app: FastAPI, sessions: JsonSessions) -> None:

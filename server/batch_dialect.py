@@ -41,6 +41,8 @@ async def converse(registry: Registry, connection: Connection, receive: Callable
     try:
         session = await _open(registry, connection, first)
     except _Refused as refused:
+        registry.counts.failed(refused.failed.code)
+        logger.info("a session was refused", extra={"code": refused.failed.code, "reason": refused.failed.message})
         await connection.send(codec.encode(refused.failed))
         await connection.close(refused.close_code, refused.failed.code)
         return
@@ -204,9 +206,12 @@ class _Frames:
 
 async def _serve(registry: Registry, session: Session, connection: Connection, frames: _Frames) -> bool:
     """Serve one frame; False once the session has ended."""
+    received = await frames.next()
+    session.counts.received_bytes += len(received)
     try:
-        request = session.protocol.receive(await frames.next())
+        request = session.protocol.receive(received)
     except RemoteProtocolError as error:
+        session.counts.failed("VALIDATION_ERROR")
         await connection.send(codec.encode(Failed(0, "VALIDATION_ERROR", "", str(error))))
         return True
     if request is None:  # it arrived before a resume too
@@ -214,7 +219,9 @@ async def _serve(registry: Registry, session: Session, connection: Connection, f
     reply = await session.execute(request, frames.coming() if isinstance(request, Collect) else None)
     if isinstance(request, Close):
         await registry.end(session)
-    await session.deliver(_frame(session, reply))
+    frame = _frame(session, reply)
+    session.counts.sent_bytes += len(frame)
+    await session.deliver(frame)
     return not isinstance(request, Close)
 
 
@@ -223,7 +230,7 @@ def _frame(session: Session, reply: Reply) -> bytes:
     try:
         frame = session.protocol.reply(reply)
     except Exception as error:
-        logger.exception("a reply of session %s could not be encoded", session.name)
+        logger.exception("a reply could not be encoded", extra={"session": session.name})
         return session.protocol.reply(Failed(reply.id, "SERIALIZATION_ERROR", type(error).__name__, repr(error)))
     if len(frame) > session.client_limit:
         facts = {"size": len(frame), "limit": session.client_limit}

@@ -33,6 +33,11 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def queued(self) -> int:
+        """Jobs that wait."""
+        return self._queue.qsize()
+
     def submit(self, job: Job) -> None:
         """Run a job after those that were submitted before. What it raises is logged."""
         self._queue.put(job)
@@ -75,6 +80,11 @@ class Executor:
     def workers(self) -> int:
         """Threads that run."""
         return len(self._workers)
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for their thread."""
+        return sum(worker.queued for worker in self._workers)
 
     def place(self, count: int) -> list[Worker]:
         """Choose a worker for each of ``count`` new envs that are stepped together.

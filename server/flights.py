@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, TypeAlias
 
 from openenv_gym.messages import Collected
+from openenv_gym.server.counts import Counts
 from openenv_gym.server.executor import Worker
 from openenv_gym.server.page import Assignment, Page
 from openenv_gym.server.slots import Slots
@@ -26,11 +28,13 @@ class Flight:
     Attributes:
         slot: the env.
         page: where its transition goes, to the row of the slot's number.
+        launched: when it was launched.
     """
 
     def __init__(self, slot: int, page: Page) -> None:
         self.slot = slot
         self.page = page
+        self.launched = perf_counter()
 
 
 class Flights:
@@ -41,11 +45,13 @@ class Flights:
 
     Args:
         slots: the envs.
+        counts: takes the time of each step, from its launch on.
         on_landing: called after steps have ended.
     """
 
-    def __init__(self, slots: Slots, on_landing: Callable[[], None]) -> None:
+    def __init__(self, slots: Slots, counts: Counts, on_landing: Callable[[], None]) -> None:
         self._slots = slots
+        self._counts = counts
         self._on_landing = on_landing
         self._page: Page | None = None
         self._under_way: dict[int, Flight] = {}
@@ -156,5 +162,6 @@ class Flights:
             if self.is_overdue(flight):
                 del self._under_way[flight.slot]
                 self._ready.append(flight)
+                self._counts.stepped(1, perf_counter() - flight.launched)
         self._on_landing()
         self.wake()

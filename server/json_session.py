@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from openenv_gym.messages import (
 )
 from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.capacity import CapacityReached
+from openenv_gym.server.counts import Counts
 from openenv_gym.server.exact_messages import refused_exactly
 from openenv_gym.server.json_form import ActionRefused, GymnasiumForm, JsonForm, Trimming
 from openenv_gym.server.json_results import Collected, observed, only, stepped, whole
@@ -42,6 +44,8 @@ from openenv_gym.server.registry import Registry
 from openenv_gym.server.session import Connection, Session
 
 __all__ = ["JsonSession", "form_of"]
+
+logger = logging.getLogger(__name__)
 
 _DISABLED = gym.vector.AutoresetMode.DISABLED.value
 
@@ -91,6 +95,11 @@ class JsonSession:
         self._form = form
         self._options = options
         self._count = session.slots.count
+
+    @property
+    def counts(self) -> Counts:
+        """What happened so far."""
+        return self._session.counts
 
     @property
     def exact(self) -> bool:
@@ -144,6 +153,13 @@ class JsonSession:
     async def visit(self, use: Callable[[HostedEnv], Any]) -> Any:
         """See `Session.visit`."""
         return await self._session.visit(use)
+
+    def lost(self) -> None:
+        """Note that the connection broke. If the server itself closed it, nothing is lost."""
+        if not self._session.closed:
+            self.counts.disconnected += 1
+            self.counts.lost += 1
+            logger.info("a connection was lost, and its session with it", extra={"session": self._session.name})
 
     async def close(self) -> None:
         """Close the envs and give their room back; closing twice is fine."""

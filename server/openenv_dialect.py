@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -40,6 +40,9 @@ __all__ = ["converse"]
 
 logger = logging.getLogger(__name__)
 
+_NOT_RUN: Final = frozenset({"INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR", "MESSAGE_TOO_LARGE"})
+"""Codes of what is refused here; the others come from the session, which counted them."""
+
 
 async def converse(
     sessions: JsonSessions,
@@ -59,6 +62,8 @@ async def converse(
     try:
         owner = await _open(sessions, query)
     except DialectError as error:
+        sessions.registry.counts.failed(error.code)
+        logger.info("a session was refused", extra={"code": error.code, "reason": str(error)})
         await connection.send(_frame("error", error.data))
         await connection.close(1000, error.code)
         return
@@ -66,6 +71,10 @@ async def converse(
         await owner.session.attach(connection)
         while await _serve(sessions, owner, connection, await receive()):
             pass
+    except ConnectionError:
+        if not owner.lasting:
+            owner.session.lost()
+        raise
     finally:
         # Before the connection is closed: a client that waits for that, and then connects again, finds room.
         await asyncio.shield(_leave(sessions, owner, connection))
@@ -92,16 +101,22 @@ async def _leave(sessions: JsonSessions, owner: Owner, connection: Connection) -
 
 async def _serve(sessions: JsonSessions, owner: Owner, connection: Connection, text: str | bytes) -> bool:
     """Serve one message; False once the client has closed the session."""
+    counts = owner.session.counts
+    counts.received_bytes += len(text)
     try:
         message = _read(text, exact=owner.session.exact)
         if isinstance(message, CloseMessage):
             return False
         frame = _fitting(_frame(*await _answer(sessions, owner, message)), sessions.registry.settings.max_message_bytes)
     except DialectError as error:
+        if error.code in _NOT_RUN:
+            counts.failed(error.code)
         frame = _frame("error", error.data)
     except Exception as error:  # a mistake of ours costs one reply, not the episode
         logger.exception("a message could not be served")
+        counts.failed("EXECUTION_ERROR")
         frame = _frame("error", {"message": f"{type(error).__name__}: {error}", "code": "EXECUTION_ERROR"})
+    counts.sent_bytes += len(frame)
     await connection.send(frame)
     return True
 

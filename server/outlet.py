@@ -34,6 +34,11 @@ class Outlet:
         self._sending = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
     async def attach(self, connection: Connection, frames: Sequence[bytes]) -> None:
         """Make a connection the session's only one, and send what its client misses before anything else.
 

@@ -12,6 +12,7 @@ from typing import Final
 from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.server.adapters import EnvSource
 from openenv_gym.server.capacity import Capacity, CapacityReached
+from openenv_gym.server.counts import Counts
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.executor import Executor
 from openenv_gym.server.probe import Probe, probe
@@ -50,6 +51,7 @@ class Registry:
         capacity: how many envs there are.
         sessions: the open sessions by name.
         draining: whether no more sessions are opened.
+        counts: what happened outside of open sessions; `total` has all.
 
     Raises:
         FactoryError: if an env can't be built.
@@ -63,6 +65,7 @@ class Registry:
         self.capacity = Capacity(settings.max_envs)
         self.sessions: dict[str, Session] = {}
         self.draining = False
+        self.counts = Counts()
         # An env that takes too long can only be given up together with its thread.
         apart = self.probe.waits or settings.max_step_s is not None
         self._executor = Executor(max_workers=settings.max_workers, apart=apart)
@@ -75,6 +78,23 @@ class Registry:
     def workers(self) -> int:
         """Threads that run envs."""
         return self._executor.workers
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for their thread."""
+        return self._executor.queued
+
+    @property
+    def running(self) -> int:
+        """Requests that run now."""
+        return sum(session.busy for session in self.sessions.values())
+
+    def total(self) -> Counts:
+        """What happened since the start, in all sessions."""
+        total = Counts()
+        for counts in (self.counts, *(s.counts for s in (*self.sessions.values(), *self._leaving))):
+            total.add(counts)
+        return total
 
     def start(self) -> None:
         """Start reaping idle sessions, inside the server's event loop."""
@@ -93,7 +113,8 @@ class Registry:
             for ending in stuck:
                 ending.cancel()
             if stuck:
-                logger.warning("%d session(s) did not end within %g s", len(stuck), self.settings.shutdown_s)
+                what = {"sessions": len(stuck), "limit_s": self.settings.shutdown_s}
+                logger.warning("sessions did not end in time", extra=what)
                 await asyncio.wait(stuck, timeout=1)  # they still tell their clients
         self._executor.stop()
 
@@ -140,6 +161,7 @@ class Registry:
         except BaseException:
             await asyncio.shield(self._dismiss(session, 1011, "the session could not be opened"))
             raise
+        logger.info("a session was opened", extra={"session": session.name, "envs": count, "render": render_mode})
         return session
 
     async def _reserve(self, count: int) -> None:
@@ -179,7 +201,11 @@ class Registry:
         finally:
             if found is not None:
                 self._leaving.discard(session)
+                self.counts.add(session.counts)
                 self.capacity.release(session.slots.count)
+                open_s = round(time.monotonic() - session.opened, 3)
+                what = {"session": session.name, "steps": session.counts.steps, "open_s": open_s}
+                logger.info("a session was closed", extra=what)
 
     def find(self, name: str, secret: str) -> Session | None:
         """The session to resume, if it is still there and the secret is right."""
@@ -191,14 +217,21 @@ class Registry:
     def connected(self, session: Session) -> None:
         """Note that a session has a connection again."""
         self._cancel_grace(session)
+        session.counts.resumed += 1
+        logger.info("a session was resumed", extra={"session": session.name})
 
     def disconnected(self, session: Session) -> None:
         """Keep a session for its grace time."""
         if session.name in self.sessions:
             self._cancel_grace(session)
-            self._graces[session.name] = asyncio.get_running_loop().call_later(
-                self.settings.grace_s, self._dismiss, session, 1001, "the grace time is over"
-            )
+            session.counts.disconnected += 1
+            grace_s = self.settings.grace_s
+            logger.info("a connection was lost", extra={"session": session.name, "grace_s": grace_s})
+            self._graces[session.name] = asyncio.get_running_loop().call_later(grace_s, self._lose, session)
+
+    def _lose(self, session: Session) -> None:
+        session.counts.lost += 1
+        self._dismiss(session, 1001, "the grace time is over")
 
     def _cancel_grace(self, session: Session) -> None:
         grace = self._graces.pop(session.name, None)
@@ -223,7 +256,7 @@ class Registry:
         while True:
             await asyncio.sleep(min(limit_s / 4, 10.0))
             for session in self._idle(limit_s):
-                logger.info("session %s was idle for %g s and is closed", session.name, limit_s)
+                logger.info("a session is idle and will be closed", extra={"session": session.name, "idle_s": limit_s})
                 self._dismiss(session, 4408, "idle for too long")
 
     def _idle(self, limit_s: float) -> Sequence[Session]:

@@ -67,7 +67,7 @@ def make_server(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    log_level: str = "warning",
+    log_level: str | None = "warning",
     on_started: Callable[[], None] | None = None,
     interruptible: bool = True,
     **config: Any,
@@ -79,7 +79,7 @@ def make_server(
         settings: the application's settings.
         host: the address to listen on.
         port: the port; 0 takes a free one.
-        log_level: uvicorn's log level.
+        log_level: uvicorn's log level; None leaves its loggers as they are, if ``log_config`` is None too.
         on_started: called once the server answers.
         interruptible: whether SIGINT (Ctrl-C) ends it.
         **config: more of ``uvicorn.Config``, such as ``ssl_certfile``.

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -17,9 +19,12 @@ from openenv_gym.messages import (
     Close,
     Closed,
     Collect,
+    Collected,
+    EnvFailure,
     Failed,
     Launch,
     Launched,
+    Observed,
     Render,
     Reply,
     Request,
@@ -32,6 +37,7 @@ from openenv_gym.messages import (
 from openenv_gym.protocol import ServerProtocol
 from openenv_gym.server.access import NotAllowed, use_of
 from openenv_gym.server.adapters import HostedEnv
+from openenv_gym.server.counts import Counts
 from openenv_gym.server.executor import Executor, Job, Worker, run_together
 from openenv_gym.server.flights import Flight, Flights
 from openenv_gym.server.outlet import Connection, Outlet
@@ -64,7 +70,8 @@ class Session(Outlet):
         name: the session's public name.
         secret: what a resume must show.
         protocol: ids and kept replies.
-        steps: env steps so far.
+        counts: what happened so far.
+        opened: when it was opened, on the monotonic clock.
         last_active: when the last request ended, on the monotonic clock.
         closed: whether its envs are closed, or about to be.
         client_limit: the largest frame in bytes that its client reads.
@@ -77,11 +84,11 @@ class Session(Outlet):
         self.name = secrets.token_hex(8)
         self.secret = secrets.token_urlsafe(32)
         self.protocol = ServerProtocol()
-        self.steps = 0
-        self.last_active = time.monotonic()
+        self.counts = Counts(opened=1)
+        self.opened = self.last_active = time.monotonic()
         self.closed = False
         self.client_limit = settings.max_message_bytes
-        self._flights = Flights(slots, self._note_activity)
+        self._flights = Flights(slots, self.counts, self._note_activity)
         self._executor = executor
         self._settings = settings
         self._turn = asyncio.Lock()
@@ -138,11 +145,11 @@ class Session(Outlet):
                 try:
                     slots[number].close()
                 except BaseException:
-                    logger.exception("closing env %d of session %s failed", number, self.name)
+                    logger.exception("an env could not be closed", extra={"session": self.name, "env": number})
 
         try:
             for worker, group in await self._on_workers(self._everyone, close_all, self._settings.max_step_s):
-                logger.warning("env %d of session %s could not be closed in time", group[0][1], self.name)
+                logger.warning("an env was not closed in time", extra={"session": self.name, "env": group[0][1]})
                 self._executor.abandon(worker)
         finally:
             for worker in self.workers:
@@ -162,6 +169,12 @@ class Session(Outlet):
         Returns:
             the reply with the same id. Its arrays are valid until the next request runs.
         """
+        began = perf_counter()
+        reply = await self._reply(request, following)
+        self._count(request, reply, perf_counter() - began)
+        return reply
+
+    async def _reply(self, request: Request, following: asyncio.Future[bytes] | None) -> Reply:
         async with self._turn:
             try:
                 if self.closed:
@@ -172,10 +185,27 @@ class Session(Outlet):
             except (OpenEnvGymError, PackError, ValueError, LookupError) as error:
                 return Failed(request.id, "VALIDATION_ERROR", type(error).__name__, str(error))
             except Exception as error:  # a mistake of ours: without a reply the client would wait for ever
-                logger.exception("a request of session %s could not be run", self.name)
+                logger.exception("a request could not be run", extra={"session": self.name})
                 return Failed(request.id, "EXECUTION_ERROR", type(error).__name__, "the server failed; see its log")
             finally:
                 self.last_active = time.monotonic()
+
+    def _count(self, request: Request, reply: Reply, seconds: float) -> None:
+        if isinstance(reply, Failed):
+            self.counts.failed(reply.code)
+        elif isinstance(reply, Collected):
+            self._count_failures(reply.steps.failures)
+        elif isinstance(reply, (Stepped, Observed, Returned)) and not isinstance(request, (Collect, Close)):
+            envs = self.slots.count if request.slots is None else len(request.slots)
+            if isinstance(reply, Stepped):
+                self.counts.stepped(envs, seconds)
+            elif isinstance(reply, Observed):
+                self.counts.resets += envs
+            self._count_failures(reply.failures)
+
+    def _count_failures(self, failures: Iterable[EnvFailure]) -> None:
+        for failure in failures:
+            self.counts.failed(failure.code)
 
     async def visit(self, use: Callable[[HostedEnv], Any]) -> Any:
         """What ``use(env)`` gives for the first env, on its thread. It must keep nothing of the env.
@@ -215,38 +245,43 @@ class Session(Outlet):
         Returns:
             None, or why nothing was run.
         """
+        began = perf_counter()
+        done: list[list[EnvFailure]] = []
+
+        def note(reply: Stepped) -> bool:
+            done.append(reply.failures)
+            return take(reply)
+
         async with self._turn:
             if self.closed:
                 return Failed(0, "SESSION_EXPIRED", "", "the session was closed")
             try:
                 if self._settings.max_step_s is None:
-                    await self._steps_as_one(steps, take)
+                    await self._steps_as_one(steps, note)
                 else:  # each of them has its limit
                     for step in steps:
-                        if not take(await self._step(step)):
+                        if not note(await self._step(step)):
                             break
             finally:
                 self.last_active = time.monotonic()
+                self.counts.stepped(len(done), perf_counter() - began)
+                self._count_failures(chain.from_iterable(done))
         return None
 
     async def _steps_as_one(self, steps: Sequence[Step], take: Callable[[Stepped], bool]) -> None:
-        taken = 0
         errors: list[Exception] = []
 
         def run_all(page: Page, group: Sequence[Assignment]) -> None:
-            nonlocal taken
             try:
                 for step in steps:
                     page.clear()
                     self.slots.step(page, group, self.slots.actions(step, 1), step.autoreset)
-                    taken += 1
                     if not take(page.stepped(step.id, 1)):
                         return
             except Exception as error:  # noqa: BLE001 - raised below, on the loop's thread
                 errors.append(error)
 
         await self._scatter("step", self._everyone, run_all)
-        self.steps += taken
         if errors:
             raise errors[0]
 
@@ -279,7 +314,6 @@ class Session(Outlet):
         page = await self._scatter(
             "step", groups, lambda page, group: self.slots.step(page, group, actions, request.autoreset)
         )
-        self.steps += count
         return page.stepped(request.id, count)
 
     def _prepare(self, request: Step | Launch) -> tuple[int, Sequence[_Group], Sequence[Any]]:
@@ -289,12 +323,11 @@ class Session(Outlet):
         return count, groups, self.slots.actions(request, count)
 
     def _launch(self, request: Launch) -> Launched:
-        count, groups, actions = self._prepare(request)
+        _, groups, actions = self._prepare(request)
         launched = self._flights.launch(groups, actions, request.autoreset)
         if self._settings.max_step_s is not None:
             limit_s = self._settings.max_step_s
             asyncio.get_running_loop().call_later(limit_s, self._end_overdue, launched, limit_s)
-        self.steps += count
         return Launched(request.id)
 
     def _end_overdue(self, launched: Sequence[Flight], limit_s: float) -> None:
@@ -365,7 +398,8 @@ class Session(Outlet):
     def _give_up(self, doing: str, stuck: Sequence[_Group]) -> None:
         """Leave workers alone with their env and the page; what they still do there concerns nobody any more."""
         for worker, ((_, number),) in stuck:  # with a limit, each env has a worker of its own
-            logger.warning("env %d of session %s is given up: %r takes too long", number, self.name, doing)
+            what = {"session": self.name, "env": number, "doing": doing}
+            logger.warning("an env takes too long and is given up", extra=what)
             worker.submit(self.slots.abandon(number).close)
             self._executor.abandon(worker)
             if not self.closed:
@@ -394,7 +428,7 @@ class Session(Outlet):
             try:
                 loop.call_soon_threadsafe(done.set)
             except RuntimeError:  # the loop is closed, and nobody waits any more
-                logger.debug("a job of session %s ended after the server", self.name)
+                logger.debug("a job ended after the server", extra={"session": self.name})
 
         jobs: list[tuple[Worker, Job]] = [(w, lambda w=w, group=group: run(w, group)) for w, group in groups]  # type: ignore[misc]
         run_together(jobs, finish)

@@ -25,7 +25,7 @@ SOURCES = {"openenv_gym": ROOT / "openenv_gym", "openenv_gym.server": ROOT / "se
 
 LADDER = [  # the lowest rung first
     {"display", "errors", "infos", "loop", "messages", "reset_arguments", "version"},
-    {"server.coroutines", "server.outlet"},
+    {"server.coroutines", "server.counts", "server.logs", "server.outlet"},
     {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces"},
     {"launcher"},
     {"placement"},
@@ -60,7 +60,7 @@ LADDER = [  # the lowest rung first
     {"server.flights"},
     {"client", "options", "rollout", "server.session"},
     {"server.registry"},
-    {"server.batch_dialect", "server.json_session", "server.run"},
+    {"server.batch_dialect", "server.json_session", "server.metrics", "server.run"},
     {"server.json_sessions", "server.stateless", "server.tasks"},
     {"server.mcp_endpoint", "server.openenv_routes"},
     {"server.openenv_dialect"},
@@ -91,7 +91,7 @@ MAY_IMPORT = {
 }
 
 PURE = BASE | {"server.access", "server.adapters", "server.encoding", "server.json_form", "server.json_results"}
-PURE |= {"server.openenv_env", "server.openenv_form", "server.page", "server.slot", "server.slots"}
+PURE |= {"server.counts", "server.openenv_env", "server.openenv_form", "server.page", "server.slot", "server.slots"}
 IO = {"asyncio", "concurrent", "fastapi", "socket", "threading", "uvicorn", "websockets"}
 IO_EXCUSED = {
     ("server.adapters", "threading"): "one lock, because pygame isn't thread-safe; it starts no thread",

@@ -4,6 +4,7 @@ import contextlib
 import datetime as dt
 import inspect
 import ipaddress
+import json
 import re
 import signal
 import socket
@@ -139,7 +140,7 @@ class TestOptions:
 
 class TestServe:
     def test_says_what_it_serves_once_it_answers(self):
-        with Running("serve", "CartPole-v1", "--port", 0, "--max-envs", 5) as serving:
+        with Running("serve", "CartPole-v1", "--port", 0, "--max-envs", 5, "--log-level", "warning") as serving:
             url = serving.url()
             envs = RemoteVecEnv(url, 5)
             assert envs.reset(seed=1)[0].shape == (5, 4)
@@ -156,7 +157,7 @@ class TestServe:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_it_in_order(self, number):
-        with Running("serve", "CartPole-v1", "--port", 0) as serving:
+        with Running("serve", "CartPole-v1", "--port", 0, "--log-level", "warning") as serving:
             envs = RemoteVecEnv(serving.url(), 2)
             envs.reset()
             envs.step(np.zeros(2, np.int64))
@@ -203,6 +204,26 @@ class TestServe:
             assert serving.end(signal.SIGTERM) == 0
             assert "  token         needed" in serving.output
             assert secret not in serving.output + serving.errors
+
+    def test_events_are_lines_of_json_without_secrets(self):
+        secret = "s3cret-of-this-test"
+        command = ["serve", "CartPole-v1", "--port", 0, "--token-env", "MY_TOKEN", "--log-json"]
+        with Running(*command, MY_TOKEN=secret) as serving:
+            url = serving.url()
+            with RemoteVecEnv(url, 2, token=secret) as envs:
+                envs.reset()
+                for _ in range(50):
+                    envs.step(np.zeros(2, np.int64))
+            with pytest.raises(errors.Unauthorized):
+                RemoteVecEnv(url, 1, token="another")
+            assert serving.end(signal.SIGTERM) == 0
+        opened, closed, refused = map(json.loads, serving.errors.splitlines())  # and nothing for a step
+        assert (opened["message"], opened["envs"]) == ("a session was opened", 2)
+        assert (closed["message"], closed["steps"]) == ("a session was closed", 100)
+        assert opened["session"] == closed["session"]
+        assert (refused["status"], refused["path"]) == (401, "/ws")
+        assert "secret" not in serving.errors
+        assert secret not in serving.errors
 
     @pytest.mark.parametrize("token", [[], ["--token-env", "MY_TOKEN"]], ids=["no token", "token"])
     def test_strangers_need_a_warning(self, token):

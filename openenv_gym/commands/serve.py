@@ -14,6 +14,7 @@ import socket
 import sys
 import textwrap
 import traceback
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -35,6 +36,13 @@ __all__ = ["serve"]
 
 _NAMESPACES: Final = {"ALE": "ale_py"}
 """Packages that register their envs only when they are imported, by the namespace of their ids."""
+
+
+class _LogLevel(str, Enum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
 
 
 def serve(
@@ -61,11 +69,14 @@ def serve(
     allow_origin: Annotated[list[str] | None, typer.Option(help="Origin of web pages to admit; repeatable.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file with the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    log_level: Annotated[_LogLevel, typer.Option(help="The least level of events that are logged.")] = _LogLevel.info,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log each event as a line of JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, here and to clients.")] = False,
 ) -> None:
     """Serve a Gymnasium or OpenEnv environment until Ctrl+C."""
     with _Ending() as ending:
         options = _options(locals())  # by the names that ServerSettings has for them
+        _log(log_level, log_json)
         sys.path.insert(0, str(Path.cwd()))
         registry, application = _built(env, options, debug)
         listener = _listener(host, port)
@@ -95,6 +106,12 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         refuse("; ".join(f"--{str(e['loc'][0]).replace('_', '-')}: {e['msg']}" for e in error.errors()))
     return options
+
+
+def _log(level: _LogLevel, as_json: bool) -> None:
+    from openenv_gym.server.logs import configure
+
+    configure(level.value, as_json=as_json)
 
 
 def _names(text: str) -> frozenset[str] | None:
@@ -219,6 +236,8 @@ def _server(registry: Registry, application: Any, host: str, tls_cert: Path | No
     server = make_server(
         application,
         registry.settings,
+        log_level=None,
+        log_config=None,  # it writes where all of this process's events go
         on_started=lambda: _announce(registry, server, host),
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,

@@ -37,7 +37,9 @@ def ask(*, path="/step", kind="http", headers=(), body=(b"",), root_path="", ext
         sent.append(event)
 
     scope = {"type": kind, "path": path, "root_path": root_path, "headers": headers, "extensions": extensions or {}}
-    asyncio.run(Admission(app, ServerSettings(**settings))(scope, receive, send))
+    refusals = []
+    asyncio.run(Admission(app, ServerSettings(**settings), refusals.append)(scope, receive, send))
+    assert len(refusals) == bool(sent)
     return got, sent, receive.given
 
 
@@ -148,5 +150,5 @@ def test_other_scopes_pass():
     async def app(scope, receive, send):
         seen.append(scope)
 
-    asyncio.run(Admission(app, ServerSettings(token="s3cret"))({"type": "lifespan"}, None, None))
+    asyncio.run(Admission(app, ServerSettings(token="s3cret"), seen.append)({"type": "lifespan"}, None, None))
     assert seen == [{"type": "lifespan"}]

@@ -82,7 +82,7 @@ def test_what_was_launched_is_collected_once(apart):
         assert collected.steps.rewards.numpy().tolist() == [1.0] * 3
         assert [unpack(collected.steps.infos[at]) for at in range(3)] == [{"i": 2}, {"i": 1}, {"i": 2}]
         (session,) = registry.sessions.values()
-        assert (session.steps, session.busy) == (5, False)
+        assert (session.counts.steps, session.busy) == (5, False)
 
     serve(use, apart=apart)
 
