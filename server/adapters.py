@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -19,12 +18,10 @@ import gymnasium as gym
 
 from openenv_gym.errors import FactoryError
 from openenv_gym.inference import Choices, Fields
+from openenv_gym.server.drawing import drawing, draws, may_draw
 from openenv_gym.server.openenv_env import Models, OpenEnvEnv, is_openenv, models_of
 
 __all__ = ["EnvSource", "GymnasiumEnv", "HostedEnv"]
-
-# pygame isn't thread-safe, and envs run on many threads: one env at a time draws.
-_drawing: Final = threading.Lock()
 
 
 class GymnasiumEnv:
@@ -38,7 +35,7 @@ class GymnasiumEnv:
         observation_space: the env's observation space.
         action_space: the env's action space.
         metadata: the env's metadata, with the render mode that it runs in.
-        step: the env's own ``step``.
+        step: the env's own ``step``; behind a lock where the env draws in it.
         close: the env's own ``close``.
         takes_seed: whether its ``reset`` has a ``seed`` parameter.
         guarded: True: a step without a reset is refused, and an env whose reset raised is built anew.
@@ -55,16 +52,25 @@ class GymnasiumEnv:
         self.close = env.close
         self._missing = [name for name in ("seed", "options") if not _takes(env.reset, name, unknown=True)]
         self.takes_seed = "seed" not in self._missing
+        self._draws = may_draw(env)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env, with those of ``seed`` and ``options`` that are given and that its ``reset`` has."""
         if self._missing:
             arguments = {k: v for k, v in arguments.items() if k not in self._missing and v is not None}
-        return self.env.reset(**arguments)
+        with drawing if self._draws else contextlib.nullcontext():
+            result = self.env.reset(**arguments)
+        self._draws = draws(self.env)
+        self.step = self._draw_step if self._draws else self.env.step
+        return result
+
+    def _draw_step(self, action: Any) -> Any:
+        with drawing:
+            return self.env.step(action)
 
     def render(self) -> Any:
         """The env's current frame. One env of this process renders at a time."""
-        with _drawing:
+        with drawing:
             return self.env.render()
 
     def get(self, name: str) -> Any:
@@ -143,6 +149,7 @@ class EnvSource:
         self._models = models
         self.choices = choices or Choices()
         self.fields: tuple[Fields, Fields] | None = None
+        self._draws = False  # whether its envs draw while they are built
         self.openenv = models is not None
 
     @property
@@ -179,12 +186,14 @@ class EnvSource:
         if render_mode is not None and self.takes_render_mode:
             kwargs["render_mode"] = render_mode
         try:
-            env = self._factory(**kwargs) if self._factory is not None else self._make_registered(kwargs)
+            with drawing if self._draws else contextlib.nullcontext():
+                env = self._factory(**kwargs) if self._factory is not None else self._make_registered(kwargs)
         except BaseException as error:  # even sys.exit(), which would only end the env's thread
             raise FactoryError(self.name, f"{type(error).__name__}: {error}") from error
         if not isinstance(env, gym.Env) and not is_openenv(env):
             raise FactoryError(self.name, f"the factory returned {type(env).__name__}, not a gymnasium.Env")
         self.openenv = not isinstance(env, gym.Env)
+        self._draws = isinstance(env, gym.Env) and draws(env)
         try:
             return GymnasiumEnv(env) if isinstance(env, gym.Env) else self._adapted(env)
         except BaseException as error:  # a property that raises

@@ -25,7 +25,7 @@ SOURCES = {"openenv_gym": ROOT / "openenv_gym", "openenv_gym.server": ROOT / "se
 
 LADDER = [  # the lowest rung first
     {"display", "errors", "infos", "loop", "messages", "reset_arguments", "version"},
-    {"server.coroutines", "server.counts", "server.logs", "server.outlet"},
+    {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet"},
     {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces"},
     {"launcher"},
     {"placement"},
@@ -91,10 +91,18 @@ MAY_IMPORT = {
 }
 
 PURE = BASE | {"server.access", "server.adapters", "server.encoding", "server.json_form", "server.json_results"}
-PURE |= {"server.counts", "server.openenv_env", "server.openenv_form", "server.page", "server.slot", "server.slots"}
+PURE |= {
+    "server.counts",
+    "server.drawing",
+    "server.openenv_env",
+    "server.openenv_form",
+    "server.page",
+    "server.slot",
+    "server.slots",
+}
 IO = {"asyncio", "concurrent", "fastapi", "socket", "threading", "uvicorn", "websockets"}
 IO_EXCUSED = {
-    ("server.adapters", "threading"): "one lock, because pygame isn't thread-safe; it starts no thread",
+    ("server.drawing", "threading"): "one lock, because pygame isn't thread-safe; it starts no thread",
     ("server.coroutines", "asyncio"): "runs the coroutines of async envs, and opens nothing by itself",
     ("errors", "asyncio"): "only for the class asyncio.TimeoutError, which Python 3.10 doesn't have elsewhere",
 }
@@ -121,6 +129,7 @@ PROVEN_BY = {
     "leaf_values": "test_batching.py",
     "fleet": "test_launcher.py",
     "server.coroutines": "server/test_openenv_env.py",
+    "server.drawing": "test_rendering.py",
     "server.exact_messages": "server/test_openenv_transcripts.py",
     "server.hosting": "server/test_openenv_hosting.py",
     "server.openenv_form": "server/test_openenv_hosting.py",

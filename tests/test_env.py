@@ -16,7 +16,7 @@ from helpers_spaces import NAMED
 from openenv_gym import LocalServer, RemoteEnv, RemoteVecEnv, errors
 
 IDS = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Taxi-v4", "FrozenLake-v1", "Blackjack-v1"]
-FAMILIES = {"classic_control", "toy_text"}
+FAMILIES = {"box2d", "classic_control", "mujoco", "toy_text"}
 
 
 @pytest.fixture(scope="module")

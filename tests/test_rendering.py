@@ -4,10 +4,12 @@ import threading
 
 import gymnasium as gym
 import numpy as np
+import pygame
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import HumanRendering, RecordVideo
+from gymnasium.wrappers import AddRenderObservation, HumanRendering, RecordVideo
 from gymnasium.wrappers.vector import RecordVideo as VectorRecordVideo
+from helpers_envs import Factory, Meeting
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecVideoRecorder
 
@@ -62,6 +64,19 @@ class Alone(Plain):
         threading.Event().wait(0.02)
         self.busy.release()
         return np.zeros((2, 2, 3), np.uint8)
+
+
+class Painter(Alone):
+    """An env whose observations are drawn, as those of CarRacing are."""
+
+    def reset(self, *, seed=None, options=None):
+        self.render()
+        self.surface = pygame.Surface((2, 2))
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.render()
+        return super().step(action)
 
 
 @pytest.mark.parametrize("options", [{}, {"connections": 2}], ids=str)
@@ -188,6 +203,21 @@ def test_one_env_of_a_process_renders_at_a_time():
     ):
         env.reset()
         assert len(env.render()) == len(env.call("render")) == 4
+
+
+@pytest.mark.parametrize("paints", [Painter, lambda: AddRenderObservation(Alone("rgb_array"))], ids=["own", "wrapper"])
+def test_one_env_of_a_process_paints_its_observation_at_a_time(paints):
+    with LocalServer(paints) as server, RemoteVecEnv(server.url, 4, token=server.token, connections=4) as env:
+        for _ in range(2):
+            env.reset()
+            env.step([0] * 4)
+
+
+def test_envs_that_only_could_draw_run_at_the_same_time():
+    made = Factory(kwargs={"habits": {1: Meeting(2)}})
+    with LocalServer(made, max_workers=2) as server, RemoteVecEnv(server.url, 2, token=server.token) as env:
+        env.reset()
+        env.step([1, 1])
 
 
 def test_metadata_belongs_to_each_env():
