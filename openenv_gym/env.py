@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from openenv_gym.actions import check_actions, gather_actions
+from openenv_gym.asking import Ask, calling, getting, rendering, setting
 from openenv_gym.backend import Backend
-from openenv_gym.codec import pack
 from openenv_gym.errors import RemoteEnvError
-from openenv_gym.messages import Call, Get, Render, Set
 from openenv_gym.options import RemoteOptions
 from openenv_gym.rendering import METADATA, check_render_mode, metadata_here
-from openenv_gym.rollout import Ask, Rollout, warn
+from openenv_gym.rollout import Rollout, warn
 from openenv_gym.specs import without_secrets, without_type_errors
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class RemoteEnv(gym.Env[Any, Any]):
     def render(self) -> Any:
         """The env's current frame, in ``render_mode``."""
         self._assert_open()
-        return self._ask(lambda slots, _: Render(0, slots), "render")
+        return self._ask(rendering(), "render")
 
     @property
     def spec(self) -> EnvSpec | None:
@@ -148,9 +147,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             RemoteEnvError: if the server doesn't allow it (``--allow-call``), or it raises.
         """
         self._assert_open()
-        packed_args = [pack(arg, f"args[{i}]") for i, arg in enumerate(args)]
-        packed_kwargs = {key: pack(value, key) for key, value in kwargs.items()}
-        return self._ask(lambda slots, _: Call(0, slots, name, packed_args, packed_kwargs), "call")
+        return self._ask(calling(name, args, kwargs), "call")
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether this object, or the env on the server, has an attribute that can be read."""
@@ -170,7 +167,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             return getattr(self, name)
         self._assert_open()
         try:
-            return self._ask(lambda slots, _: Get(0, slots, name), "get_attr")
+            return self._ask(getting(name), "get_attr")
         except RemoteEnvError as error:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}: {error}") from error
 
@@ -184,8 +181,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             setattr(self, name, value)
             return True
         self._assert_open()
-        packed = pack(value, name)
-        return bool(self._ask(lambda slots, _: Set(0, slots, name, [packed], force), "set_attr"))
+        return bool(self._ask(setting(name, [value], force=force), "set_attr"))
 
     def _ask(self, make: Ask, phase: str) -> Any:
         return self.rollout.ask(make, phase, self.options.message_timeout_s)[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from openenv_gym.actions import to_batch
+from openenv_gym.asking import Ask
 from openenv_gym.batching import BatchReader, Part, rows_of
 from openenv_gym.codec import pack, unpack
 from openenv_gym.errors import (
@@ -32,10 +33,7 @@ from openenv_gym.leaf_values import LeafValues
 from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
 from openenv_gym.pool import Pool
 
-__all__ = ["CONNECTION_LOST", "Ask", "Ending", "Pending", "Resets", "Rollout", "Steps", "warn"]
-
-Ask: TypeAlias = "Callable[[list[int] | None, list[int]], Request]"
-"""Makes the request to a link from its slots (None for all) and the rows that these are."""
+__all__ = ["CONNECTION_LOST", "Ending", "Pending", "Resets", "Rollout", "Steps", "warn"]
 
 CONNECTION_LOST: Final = "connection_lost"
 """The info key of rows whose session is gone."""

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from openenv_gym.actions import check_actions, gather_actions
-from openenv_gym.codec import pack
+from openenv_gym.asking import Ask, calling, getting, rendering, setting
 from openenv_gym.errors import OptionError
-from openenv_gym.messages import Call, Get, Render, Set
-from openenv_gym.rollout import Ask, Pending, Steps
+from openenv_gym.rollout import Pending, Steps
 from openenv_gym.vector_env import RemoteVecEnv
 
 __all__ = ["SB3VecEnv"]
@@ -126,22 +125,17 @@ class SB3VecEnv(VecEnv):
         rows = self._rows(indices)
         if attr_name == "render_mode":  # known here, and asked for by the base class
             return [self.env.render_mode for _ in rows]
-        return self._ask(rows, lambda slots, _: Get(0, slots, attr_name), "get_attr")
+        return self._ask(rows, getting(attr_name), "get_attr")
 
     def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
         """Set an attribute that the server allows (``--allow-set``) on the envs."""
-        packed = pack(value, attr_name)
-        rows = self._rows(indices)
-        self._ask(rows, lambda slots, rows: Set(0, slots, attr_name, [packed] * len(rows)), "set_attr")
+        self._ask(self._rows(indices), setting(attr_name, [value] * self.num_envs), "set_attr")
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method that the server allows (``--allow-call``) on the envs."""
-        args = [pack(arg, f"args[{i}]") for i, arg in enumerate(method_args)]
-        kwargs = {key: pack(value, key) for key, value in method_kwargs.items()}
-        rows = self._rows(indices)
-        return self._ask(rows, lambda slots, _: Call(0, slots, method_name, args, kwargs), "env_method")
+        return self._ask(self._rows(indices), calling(method_name, method_args, method_kwargs), "env_method")
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: int | Iterable[int] | None = None) -> list[bool]:
         """Whether envs are wrapped with a class of this process: no, they live on a server."""
@@ -152,7 +146,7 @@ class SB3VecEnv(VecEnv):
         if self.render_mode != "rgb_array":
             warnings.warn(f"The render mode is {self.render_mode}; frames need `rgb_array`.", stacklevel=2)
             return [None for _ in range(self.num_envs)]
-        return list(self._ask(list(range(self.num_envs)), lambda slots, _: Render(0, slots), "render"))
+        return list(self._ask(list(range(self.num_envs)), rendering(), "render"))
 
     def _rows(self, indices: int | Iterable[int] | None) -> list[int]:
         """Row numbers; negative ones count from the end."""

@@ -9,10 +9,9 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
-from openenv_gym.codec import pack
-from openenv_gym.messages import Call, Get, Render, Set
+from openenv_gym.asking import Ask, calling, getting, rendering, setting
 from openenv_gym.options import RemoteOptions
-from openenv_gym.rollout import Ask, Rollout
+from openenv_gym.rollout import Rollout
 from openenv_gym.turns import Turns
 
 __all__ = ["VectorCalls", "limit"]
@@ -56,10 +55,7 @@ class VectorCalls(VectorEnv[Any, Any, NDArray[Any]]):
         with self._turns.begin("call_async", AsyncState.WAITING_CALL):
             if name in _REFUSED_CALLS:
                 raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-            packed_args = [pack(arg, f"args[{i}]") for i, arg in enumerate(args)]
-            packed_kwargs = {key: pack(value, key) for key, value in kwargs.items()}
-            make: Ask = lambda slots, _: Call(0, slots, name, packed_args, packed_kwargs)  # noqa: E731
-            self._turns.pending = self.rollout.start_ask(make, "call")
+            self._turns.pending = self.rollout.start_ask(calling(name, args, kwargs), "call")
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for `call_async`."""
@@ -73,7 +69,7 @@ class VectorCalls(VectorEnv[Any, Any, NDArray[Any]]):
         Raises:
             AttributeError: if an env has none. It is a `RemoteEnvError` too.
         """
-        return tuple(self._ask(lambda slots, _: Get(0, slots, name), "get_attr"))
+        return tuple(self._ask(getting(name), "get_attr"))
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute that the server allows.
@@ -93,12 +89,11 @@ class VectorCalls(VectorEnv[Any, Any, NDArray[Any]]):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
-        packed = [pack(value, name) for value in values]
-        self._ask(lambda slots, rows: Set(0, slots, name, [packed[row] for row in rows]), "set_attr")
+        self._ask(setting(name, values), "set_attr")
 
     def render(self) -> tuple[Any, ...]:
         """Each env's current frame, in ``render_mode``."""
-        return tuple(self._ask(lambda slots, _: Render(0, slots), "render"))
+        return tuple(self._ask(rendering(), "render"))
 
     def _ask(self, make: Ask, phase: str) -> list[Any]:
         self._assert_is_running()

@@ -35,6 +35,7 @@ LADDER = [  # the lowest rung first
     {"server.adapters"},
     {
         "actions",
+        "asking",
         "batching",
         "json_channel",
         "json_values",
