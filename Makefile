@@ -9,7 +9,7 @@ PACKAGING = setup.cfg constraints.txt
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test lint format types bench clean
+.PHONY: help demo test lint format types docs bench clean
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -28,12 +28,17 @@ format: .venv/dev  ## repair style and format
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-# An installed copy, because mypy can't follow the import hook of an editable install.
+# An installed copy, because neither mypy nor mkdocs follows the import hook of an editable install.
+COPY = rm -rf build && $(PIP_INSTALL) --no-deps --no-build-isolation --target build/package .
+
 types: .venv/dev  ## check the types
-	rm -rf build
-	$(PIP_INSTALL) --no-deps --no-build-isolation --target build/types .
-	cd build/types && ../../.venv/bin/mypy --strict -p openenv_gym \
+	$(COPY)
+	cd build/package && ../../.venv/bin/mypy --strict -p openenv_gym \
 	  --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
+
+docs: .venv/dev  ## build the pages of docs/ into build/docs
+	$(COPY)
+	.venv/bin/mkdocs build --strict --quiet
 
 bench: .venv/dev  ## measure the speed
 	.venv/bin/python benchmarks/run.py
