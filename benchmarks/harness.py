@@ -69,7 +69,7 @@ class Report:
             lines += ["", "| comparison | ratio | goal | |", "|---|---|---|---|"]
             for goal in self.goals:
                 sign, mark = ("≤" if goal.at_most else "≥"), ("met" if goal.met else "**missed**")
-                lines.append(f"| {goal.name} | {goal.ratio:.2f} | {sign} {goal.goal:g} | {mark} |")
+                lines.append(f"| {goal.name} | {goal.ratio:.3g} | {sign} {goal.goal:g} | {mark} |")
         return "\n".join(lines) + "\n"
 
 

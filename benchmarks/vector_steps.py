@@ -1,4 +1,4 @@
-"""S1, S8: CartPole in vector envs: ours, Gymnasium's, Stable-Baselines3's and OpenEnv's."""
+"""S1, S8, S11: CartPole in vector envs: ours, Gymnasium's, Stable-Baselines3's and OpenEnv's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from harness import Report, add_rows, alternate, milliseconds, rate
 from openenv_peer import stock_server
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from openenv_gym import RemoteVecEnv
+from openenv_gym import RemoteVecEnv, codec
+from openenv_gym.messages import Array, Step, Stepped
+from openenv_gym.protocol import ClientProtocol, ClientState, ServerProtocol
 
 
 def make_cartpole() -> gym.Env:
@@ -25,12 +27,13 @@ def s1(num_envs: int = 64) -> Report:
     actions = np.random.default_rng(0).integers(0, 2, num_envs)
     report = Report(f"S1: CartPole-v1, N={num_envs}, random actions, env steps per second")
     with contextlib.ExitStack() as stack:
-        remote = stack.enter_context(RemoteVecEnv.local("CartPole-v1", num_envs=num_envs))
-        local = gym.vector.SyncVectorEnv([make_cartpole] * num_envs)
-        subprocesses = gym.vector.AsyncVectorEnv([make_cartpole] * num_envs)
+        # The subprocesses come first: they are forked, which is quick, while this process has no other threads.
+        subprocesses = gym.vector.AsyncVectorEnv([make_cartpole] * num_envs, context="fork")
         stack.callback(subprocesses.close)
-        sb3 = SubprocVecEnv([make_cartpole] * num_envs)
+        sb3 = SubprocVecEnv([make_cartpole] * num_envs, start_method="fork")
         stack.callback(sb3.close)
+        local = gym.vector.SyncVectorEnv([make_cartpole] * num_envs)
+        remote = stack.enter_context(RemoteVecEnv.local("CartPole-v1", num_envs=num_envs))
         openenv = stack.enter_context(openenv_steps(num_envs))
         for env in (remote, local, subprocesses):
             env.reset(seed=0)
@@ -107,6 +110,50 @@ def s8() -> Report:
     return report
 
 
+def s11(num_envs: int = 64) -> Report:
+    """What ids, kept replies and the order of requests cost, as a share of a vector step.
+
+    They can't be switched off, so what they add is measured: the messages of a step through both ends' rules of a
+    session, against the same messages through the codec alone.
+    """
+    batch = [Array.of(np.zeros(num_envs, np.int64))]
+    flags = Array.of(np.zeros(num_envs, np.bool_))
+    observations, rewards = [Array.of(np.zeros((num_envs, 4), np.float32))], Array.of(np.zeros(num_envs))
+    step = Step(1, None, batch, "NextStep")
+    client, server = ClientProtocol(), ServerProtocol()
+    client.state = ClientState.READY
+
+    def stepped(id: int) -> Stepped:
+        return Stepped(id, observations, rewards, flags, flags, {}, None, [])
+
+    def session() -> None:
+        _, frame = client.send(step)
+        request = server.receive(frame)
+        client.receive(server.reply(stepped(request.id)))
+
+    def bare() -> None:
+        codec.decode_request(codec.encode(step))
+        codec.decode_reply(codec.encode(stepped(1)))
+
+    report = Report(f"S11: exactly-once bookkeeping, N={num_envs}, milliseconds of a vector step")
+    with RemoteVecEnv.local("CartPole-v1", num_envs=num_envs) as remote:
+        remote.reset(seed=0)
+        actions = np.zeros(num_envs, np.int64)
+        results = alternate(
+            {
+                "a vector step": lambda: milliseconds(lambda: remote.step(actions)),
+                "its messages with the rules of a session": lambda: milliseconds(session, 0.3),
+                "its messages, codec alone": lambda: milliseconds(bare, 0.3),
+            }
+        )
+    add_rows(report, results, "ms")
+    whole, with_rules, without = results.values()
+    results["bookkeeping"] = [a - b for a, b in zip(with_rules, without, strict=True)]
+    results["vector step"] = whole
+    report.compare(results, "bookkeeping", "vector step", 0.03, at_most=True)
+    return report
+
+
 if __name__ == "__main__":
-    for benchmark in (s1, s8):
+    for benchmark in (s1, s8, s11):
         print(benchmark().markdown())
