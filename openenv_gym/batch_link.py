@@ -35,6 +35,7 @@ from openenv_gym.messages import SUBPROTOCOL, WINDOW, Close, Failed, Hello, Requ
 from openenv_gym.protocol import ClientProtocol
 from openenv_gym.retry import insist, reason_of
 from openenv_gym.spaces import build, same
+from openenv_gym.traffic import Traffic
 
 __all__ = ["BatchLink"]
 
@@ -59,6 +60,7 @@ class BatchLink:
         self.slots = hello.num_envs
         self.counters = {"reconnects": 0, "sessions_lost": 0}
         self.notes: list[str] = []
+        self.traffic = Traffic()
         self._target = target
         self._hello = hello
         self._reconnect_timeout_s = reconnect_timeout_s
@@ -148,10 +150,12 @@ class BatchLink:
             deliver(error)
             return
         self._waiting[id] = deliver
+        self.traffic.sent(frame)
         if self._connection is not None:
             self._connection.write(frame)
 
     def _take(self, frame: bytes) -> None:
+        self.traffic.received(frame)
         try:
             reply = self._protocol.receive(frame)
         except ProtocolError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from openenv_gym import messages
 from openenv_gym.errors import RemoteProtocolError
-from openenv_gym.messages import Array, Message, Opening, Reply, Request, Resumed, Welcome
+from openenv_gym.messages import Array, Message, Opening, Reply, Request, Resumed, Since, Welcome
 
 __all__ = [
     "MAX_DEPTH",
@@ -58,7 +59,16 @@ _COPIES: dict[type, Callable[[Any], Any]] = {
 """How a value of a subclass becomes a plain one, whatever its methods do."""
 
 _TEXT_DTYPE = re.compile(r"[<>|][SU][1-9][0-9]{0,9}|[<>][mM]8(\[[0-9]{0,9}[a-zA-Z]+\])?")
-_encoder = msgspec.msgpack.Encoder()
+
+
+def _encode_other(value: object) -> float:
+    """What msgspec asks about a value of a type that it doesn't know, when it comes to it."""
+    if type(value) is Since:
+        return time.perf_counter() - value
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 
 
 class PackError(TypeError):

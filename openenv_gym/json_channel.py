@@ -34,6 +34,7 @@ from openenv_gym.errors import (
 )
 from openenv_gym.link import FrameConnection
 from openenv_gym.retry import insist, reason_of
+from openenv_gym.traffic import Traffic
 
 __all__ = ["JsonChannel", "ReplyLost"]
 
@@ -58,9 +59,14 @@ class JsonConnection:
     """
 
     def __init__(
-        self, target: Target, carrier: FrameConnection, on_end: Callable[[JsonConnection, TransportError], None]
+        self,
+        target: Target,
+        carrier: FrameConnection,
+        on_end: Callable[[JsonConnection, TransportError], None],
+        traffic: Traffic,
     ) -> None:
         self.carrier = carrier
+        self._traffic = traffic
         self._target = target
         self._on_end = on_end
         self._reply: asyncio.Future[bytes] | None = None
@@ -94,7 +100,9 @@ class JsonConnection:
         if self._reply is not None and not self._reply.done():
             raise LocalProtocolError("one question at a time: the last one has no reply yet")
         self._reply = asyncio.get_running_loop().create_future()
-        self.carrier.write_text(msgspec.json.encode(message))
+        frame = msgspec.json.encode(message)
+        self._traffic.sent(frame)
+        self.carrier.write_text(frame)
         return await self._reply
 
     def _decoded(self, frame: bytes) -> tuple[Any, dict[str, Any]]:
@@ -108,6 +116,7 @@ class JsonConnection:
         return kind, data
 
     def _take(self, frame: bytes) -> None:
+        self._traffic.received(frame)
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(frame)
         else:
@@ -140,12 +149,14 @@ class JsonChannel:
         gone: why there is no session, or None while there is one.
         sessions_lost: sessions that ended before `close`.
         reconnects: how often a broken connection was replaced.
+        traffic: what was sent and received.
     """
 
     def __init__(self, target: Target, *, lasting: bool = False, reconnect_timeout_s: float = 0.0) -> None:
         self.target = target
         self.gone: OpenEnvGymError | None = SessionLost(target.url, "not connected")
         self.sessions_lost = self.reconnects = 0
+        self.traffic = Traffic()
         self._lasting = lasting
         self._reconnect_timeout_s = reconnect_timeout_s
         self._session: str | None = None
@@ -232,7 +243,7 @@ class JsonChannel:
             dialled = await dial(target, connection=FrameConnection)
             assert isinstance(dialled, FrameConnection)
             fresh = dialled
-        connection = JsonConnection(self.target, fresh, self._broken)
+        connection = JsonConnection(self.target, fresh, self._broken, self.traffic)
         try:
             await connection.ask(
                 {"type": "state"}

@@ -73,6 +73,7 @@ class JsonLink:
         self.env_name = ""
         self.notes: list[str] = []
         self._channel = JsonChannel(target, lasting=lasting, reconnect_timeout_s=reconnect_timeout_s)
+        self.traffic = self._channel.traffic
         self._form = form
         self._read_actions = ActionReader(form.action_space).read
         self._reconnect_timeout_s = reconnect_timeout_s

@@ -18,6 +18,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import Event, State
 
 from openenv_gym.messages import Reply, Request
+from openenv_gym.traffic import Traffic
 
 __all__ = ["Deliver", "FrameConnection", "Link"]
 
@@ -37,6 +38,7 @@ class Link(Protocol):
         env_name: the environment's name, if the server says it.
         counters: events since the start, such as ``reconnects`` and ``sessions_lost``.
         notes: what the user should be told once; whoever tells it empties the list.
+        traffic: what was sent and received.
     """
 
     slots: int
@@ -45,6 +47,7 @@ class Link(Protocol):
     metadata: dict[str, Any]
     env_name: str
     notes: list[str]
+    traffic: Traffic
 
     @property
     def url(self) -> str:

@@ -71,9 +71,11 @@ __all__ = [
     "Resumed",
     "Returned",
     "Set",
+    "Since",
     "State",
     "Step",
     "Stepped",
+    "Timings",
     "Values",
     "Welcome",
 ]
@@ -284,11 +286,13 @@ class Step(Numbered, frozen=True, tag=21):
         actions: a `Batch` of the action space, with one entry for each of them.
         autoreset: value of the ``AutoresetMode`` to step in: ``NextStep``, ``SameStep`` or ``Disabled``, which refuses
             to step an env whose episode is over; None leaves that to the env.
+        timed: ask for `Timings`. A server that doesn't know this field leaves them out.
     """
 
     slots: list[int] | None
     actions: Batch
     autoreset: str | None
+    timed: bool = False
 
 
 class Call(Numbered, frozen=True, tag=22):
@@ -422,6 +426,30 @@ class FinalRows(Message, frozen=True):
     infos: list[dict[Any, Any]]
 
 
+class Since(float):
+    """A moment on ``time.perf_counter``, which is encoded as the seconds from then to its encoding."""
+
+
+class Timings(Message, frozen=True):
+    """Where a step's time went on the server, in seconds, from the request's arrival to its encoded reply.
+
+    With several worker threads, of the one that ended last.
+
+    Attributes:
+        decode: reading the request.
+        queue: waiting for the session's turn, and for a worker thread that was busy.
+        hop: waking up a worker thread, and the event loop afterwards.
+        env: the envs' steps, and writing down what they gave.
+        encode: making the reply. `Since` on the server: last of all fields, it is encoded when the reply is.
+    """
+
+    decode: float
+    queue: float
+    hop: float
+    env: float
+    encode: float
+
+
 class Observed(Numbered, frozen=True, tag=30):
     """Reply to `Reset`, with the envs in the request's order.
 
@@ -449,6 +477,7 @@ class Stepped(Numbered, frozen=True, tag=31):
         infos: the packed, non-empty infos by position.
         final: the envs that were reset in this step, if any.
         failures: the envs that raised.
+        timings: where the time went, if that was asked for; the last field, see `Timings.encode`.
     """
 
     observations: Batch
@@ -458,6 +487,7 @@ class Stepped(Numbered, frozen=True, tag=31):
     infos: dict[int, dict[Any, Any]]
     final: FinalRows | None
     failures: list[EnvFailure]
+    timings: Timings | None = None
 
 
 class Returned(Numbered, frozen=True, tag=32):

@@ -11,14 +11,16 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
 from openenv_gym.errors import LocalProtocolError, ReplyTimeout
 from openenv_gym.link import Link
 from openenv_gym.loop import LoopThread, client_loop
-from openenv_gym.messages import Reply, Request
+from openenv_gym.messages import Reply, Request, Step, Stepped
 from openenv_gym.opening import Opening, PoolSettings, close_links
+from openenv_gym.stats import Trip
 
 __all__ = ["Pool", "PoolSettings", "close_all"]
 
@@ -26,9 +28,20 @@ _CLOSE_S: Final = 2.0
 
 
 class _Call:
-    """One request to some links, waited for on the caller's thread."""
+    """One request to some links, waited for on the caller's thread.
+
+    Attributes:
+        results: each request's reply or error, once it is there.
+        last: the index of the last one.
+        started: when this was made, on ``time.perf_counter``.
+        launched: when the loop thread began to send.
+        delivered: when the last result was there.
+    """
 
     def __init__(self, count: int) -> None:
+        self.last = 0
+        self.started = time.perf_counter()
+        self.launched = self.delivered = 0.0
         self.results: list[Reply | Exception | None] = [None] * count
         self._left = count
         # A lock released by the last reply costs less than a future around a coroutine.
@@ -40,6 +53,7 @@ class _Call:
         self.results[index] = result
         self._left -= 1
         if self._left == 0:
+            self.last, self.delivered = index, time.perf_counter()
             self._done.release()
 
     def wait(self, timeout_s: float) -> bool:
@@ -121,10 +135,24 @@ class Pool:
         )
         return [timeout if result is None else result for result in results]
 
+    def trip(self, call: _Call, requests: Sequence[tuple[int, Request]]) -> Trip | None:
+        """When a call's slowest request, the one answered last, passed each point of its way.
+
+        None unless all of them are timed steps that were taken.
+        """
+        timed = all(isinstance(request, Step) and request.timed for _, request in requests)
+        if not timed or not all(isinstance(result, Stepped) for result in call.results):
+            return None
+        reply, traffic = call.results[call.last], self.links[requests[call.last][0]].traffic
+        timings = reply.timings if isinstance(reply, Stepped) else None
+        return Trip(call.started, call.launched, traffic.sent_at, traffic.received_at, call.delivered, timings)
+
     def _launch(self, call: _Call, requests: Sequence[tuple[int, Request]]) -> None:
+        call.launched = time.perf_counter()
         for index, (i, request) in enumerate(requests):
             deliver = functools.partial(call.deliver, index)
             try:
+                self.links[i].traffic.begin()
                 self.links[i].start(request, deliver)
             except Exception as error:  # noqa: BLE001 - such as a seed too large to be sent; the caller raises it
                 deliver(error)

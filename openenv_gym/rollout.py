@@ -32,6 +32,7 @@ from openenv_gym.errors import (
 from openenv_gym.leaf_values import LeafValues
 from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
 from openenv_gym.pool import Pool
+from openenv_gym.stats import Recorder, Stats
 
 __all__ = ["CONNECTION_LOST", "Ending", "Pending", "Resets", "Rollout", "Steps", "warn"]
 
@@ -118,11 +119,13 @@ class Rollout:
     Attributes:
         pool: the connections.
         reader: puts observations together, and remembers the last of each row.
+        recorder: counts the steps, and notes where their time goes.
     """
 
     def __init__(self, pool: Pool, *, on_lost: str, warn: Callable[[str], None], copy: bool = True) -> None:
         self.pool = pool
         self.num_envs = sum(len(rows) for rows in pool.rows)
+        self.recorder = Recorder()
         self.reader = BatchReader(pool.links[0].observation_space, self.num_envs, copy=copy)
         self._on_lost = on_lost
         self._warn = warn
@@ -226,7 +229,7 @@ class Rollout:
                 requests.append((i, Reset(0, None, None, None)))
             else:
                 batch = to_batch(actions, slice(rows.start, rows.stop))
-                requests.append((i, Step(0, None, batch, mode)))
+                requests.append((i, Step(0, None, batch, mode, self.recorder.collecting)))
         return self._send("step", requests, autoreset)
 
     def finish_step(self, pending: Pending, timeout_s: float) -> Steps:
@@ -237,7 +240,9 @@ class Rollout:
             SessionLost: if a session is gone and ``on_lost`` is ``"raise"``.
             TransportError: if a server doesn't answer in time; a reset is needed then.
         """
+        self.recorder.wait()
         replies = self._wait(pending, timeout_s)
+        self.recorder.take(self.pool.trip(pending.call, pending.requests) if self.recorder.collecting else None)
         result = Steps(
             rewards=np.zeros(self.num_envs),
             terminated=np.zeros(self.num_envs, np.bool_),
@@ -264,6 +269,7 @@ class Rollout:
         rows = self.pool.rows[link]
         part = slice(rows.start, rows.stop)
         result.parts.append((part, reply.observations))
+        self.recorder.env_steps += len(rows)
         try:
             result.rewards[part] = reply.rewards.numpy()
             result.terminated[part] = reply.terminated.numpy()
@@ -349,6 +355,20 @@ class Rollout:
                 errors.append(_unexpected(reply))
         _raise(errors)
         return [values[row] for row in pending.rows]
+
+    # ------------------------------------------------------------------------------------------------ stats
+
+    def stats(self) -> Stats:
+        """What was done so far, and where the time went."""
+        links = self.pool.links
+        known = Stats(
+            self.num_envs,
+            reconnects=sum(link.counters["reconnects"] for link in links),
+            sessions_lost=sum(link.counters["sessions_lost"] for link in links),
+            bytes_up=sum(link.traffic.bytes_up for link in links),
+            bytes_down=sum(link.traffic.bytes_down for link in links),
+        )
+        return self.recorder.stats(known)
 
     # ---------------------------------------------------------------------------------------------- helpers
 

@@ -81,6 +81,7 @@ class SB3VecEnv(VecEnv):
         Raises:
             ActionError: for actions of the wrong number or shape.
         """
+        self.env.rollout.recorder.begin()
         leaves = check_actions(self.action_space, gather_actions(self.action_space, actions), self.num_envs)
         self._pending = self.env.rollout.start_step(leaves, AutoresetMode.SAME_STEP)
 
@@ -96,7 +97,9 @@ class SB3VecEnv(VecEnv):
         result = self.env.rollout.finish_step(pending, self.env.options.message_timeout_s)
         observations = self.env.rollout.reader.read(result.parts)
         dones = np.logical_or(result.terminated, result.truncated)
-        return observations, result.rewards.astype(np.float32), dones, self._infos(result)
+        infos = self._infos(result)
+        self.env.rollout.recorder.end()
+        return observations, result.rewards.astype(np.float32), dones, infos
 
     def _infos(self, result: Steps) -> list[dict[str, Any]]:
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]

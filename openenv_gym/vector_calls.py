@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from openenv_gym.asking import Ask, calling, getting, rendering, setting
 from openenv_gym.options import RemoteOptions
 from openenv_gym.rollout import Rollout
+from openenv_gym.stats import Stats
 from openenv_gym.turns import Turns
 
 __all__ = ["VectorCalls", "limit"]
@@ -94,6 +95,27 @@ class VectorCalls(VectorEnv[Any, Any, NDArray[Any]]):
     def render(self) -> tuple[Any, ...]:
         """Each env's current frame, in ``render_mode``."""
         return tuple(self._ask(rendering(), "render"))
+
+    def stats(self, collect: bool | None = None) -> Stats:
+        """What this env has done so far, and where the time of its steps went.
+
+        Steps and bytes are always counted. Where the time goes is collected when it is asked for, and then the server
+        is asked for its times too, in each step::
+
+            envs.stats(collect=True)
+            ...  # some steps
+            print(envs.stats())
+
+        With several connections the parts are those of the slowest in each step; see `openenv_gym.stats.Stats`.
+
+        Args:
+            collect: True collects from now on, and forgets what was collected before; False stops; None changes
+                nothing. What is returned is from before that.
+        """
+        stats = self.rollout.stats()
+        if collect is not None:
+            self.rollout.recorder.collect(collect)
+        return stats
 
     def _ask(self, make: Ask, phase: str) -> list[Any]:
         self._assert_is_running()

@@ -221,6 +221,7 @@ class RemoteVecEnv(VectorCalls):
         """
         self._assert_is_running()
         with self._turns.begin("step_async", AsyncState.WAITING_STEP):
+            self.rollout.recorder.begin()
             leaves = check_actions(self.single_action_space, actions, self.num_envs)
             self._turns.pending = self.rollout.start_step(leaves, self._autoreset)
 
@@ -241,7 +242,9 @@ class RemoteVecEnv(VectorCalls):
             result = self.rollout.finish_step(pending, limit(timeout, self.options.message_timeout_s))
             observations = self.rollout.reader.read(result.parts)
             self._rounds, self._until = self._rounds + 1, time.monotonic()
-            return observations, result.rewards, result.terminated, result.truncated, self._infos(result)
+            infos = self._infos(result)
+            self.rollout.recorder.end()
+            return observations, result.rewards, result.terminated, result.truncated, infos
 
     def _infos(self, result: Steps) -> dict[str, Any]:
         if not result.infos and not result.endings:

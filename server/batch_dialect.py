@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ import gymnasium as gym
 
 from openenv_gym import codec
 from openenv_gym.errors import FactoryError, OpenEnvGymError, RemoteProtocolError
-from openenv_gym.messages import PROTOCOL_VERSION, Close, Collect, Failed, Hello, Reply, Resume, Welcome
+from openenv_gym.messages import PROTOCOL_VERSION, Close, Collect, Failed, Hello, Reply, Resume, Step, Welcome
 from openenv_gym.server.capacity import CapacityReached
 from openenv_gym.server.encoding import BatchEncoding
 from openenv_gym.server.openenv_form import OpenEnvBatchEncoding
 from openenv_gym.server.registry import GoingAway, Registry
 from openenv_gym.server.session import Connection, Session
+from openenv_gym.server.timings import Laps
 from openenv_gym.spaces import describe, trim
 from openenv_gym.version import __version__
 
@@ -207,6 +209,7 @@ class _Frames:
 async def _serve(registry: Registry, session: Session, connection: Connection, frames: _Frames) -> bool:
     """Serve one frame; False once the session has ended."""
     received = await frames.next()
+    arrived = time.perf_counter()
     session.counts.received_bytes += len(received)
     try:
         request = session.protocol.receive(received)
@@ -216,7 +219,8 @@ async def _serve(registry: Registry, session: Session, connection: Connection, f
         return True
     if request is None:  # it arrived before a resume too
         return True
-    reply = await session.execute(request, frames.coming() if isinstance(request, Collect) else None)
+    laps = Laps(arrived) if isinstance(request, Step) and request.timed else None
+    reply = await session.execute(request, frames.coming() if isinstance(request, Collect) else None, laps)
     if isinstance(request, Close):
         await registry.end(session)
     frame = _frame(session, reply)

@@ -10,6 +10,7 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -25,10 +26,12 @@ class Worker:
 
     Attributes:
         envs: envs that live on this thread.
+        idle_since: when its last job ended, on ``time.perf_counter``.
     """
 
     def __init__(self, name: str) -> None:
         self.envs = 0
+        self.idle_since = time.perf_counter()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
@@ -57,6 +60,7 @@ class Worker:
                 job()
             except BaseException:
                 logger.exception("a job failed on %s", self._thread.name)
+            self.idle_since = time.perf_counter()
             del job  # or the last job's env would live until the next one
 
 

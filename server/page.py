@@ -11,7 +11,7 @@ import numpy as np
 
 from openenv_gym.codec import PackError
 from openenv_gym.errors import FactoryError, SpaceError
-from openenv_gym.messages import Array, Collected, EnvFailure, FinalRows, Observed, Returned, Stepped
+from openenv_gym.messages import Array, Collected, EnvFailure, FinalRows, Observed, Returned, Stepped, Timings
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.slot import Slot
 
@@ -126,7 +126,7 @@ class Page:
         """The reply to a `Reset` of ``count`` envs."""
         return Observed(id, self._observations.batch(count), self.infos, self._in_order(), self.unseeded)
 
-    def stepped(self, id: int, count: int) -> Stepped:
+    def stepped(self, id: int, count: int, timings: Timings | None = None) -> Stepped:
         """The reply to a `Step` of ``count`` envs."""
         return Stepped(
             id,
@@ -137,6 +137,7 @@ class Page:
             self.infos,
             self._final() if self.final_infos else None,
             self._in_order(),
+            timings,
         )
 
     def collected(self, id: int, slots: list[int]) -> Collected:

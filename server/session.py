@@ -44,6 +44,7 @@ from openenv_gym.server.outlet import Connection, Outlet
 from openenv_gym.server.page import Assignment, Page
 from openenv_gym.server.settings import ServerSettings
 from openenv_gym.server.slots import Slots
+from openenv_gym.server.timings import Laps
 
 __all__ = ["Connection", "Session"]
 
@@ -158,28 +159,31 @@ class Session(Outlet):
 
     # ------------------------------------------------------------------------------------------- requests
 
-    async def execute(self, request: Request, following: asyncio.Future[bytes] | None = None) -> Reply:
+    async def execute(
+        self, request: Request, following: asyncio.Future[bytes] | None = None, laps: Laps | None = None
+    ) -> Reply:
         """Run a request; whatever goes wrong is in the reply.
 
         Args:
             request: a request with slots that exist or not.
             following: is done once the client's next request is there, or its connection is lost: a `Collect` waits no
                 longer than that.
+            laps: takes the times of a step whose reply shall hold them.
 
         Returns:
             the reply with the same id. Its arrays are valid until the next request runs.
         """
         began = perf_counter()
-        reply = await self._reply(request, following)
+        reply = await self._reply(request, following, laps)
         self._count(request, reply, perf_counter() - began)
         return reply
 
-    async def _reply(self, request: Request, following: asyncio.Future[bytes] | None) -> Reply:
+    async def _reply(self, request: Request, following: asyncio.Future[bytes] | None, laps: Laps | None) -> Reply:
         async with self._turn:
             try:
                 if self.closed:
                     return Failed(request.id, "SESSION_EXPIRED", "", "the session was closed")
-                return await self._run(request, following)
+                return await self._run(request, following, laps)
             except NotAllowed as error:
                 return Failed(request.id, "NOT_ALLOWED", "PermissionError", str(error))
             except (OpenEnvGymError, PackError, ValueError, LookupError) as error:
@@ -285,9 +289,9 @@ class Session(Outlet):
         if errors:
             raise errors[0]
 
-    async def _run(self, request: Request, following: asyncio.Future[bytes] | None) -> Reply:
+    async def _run(self, request: Request, following: asyncio.Future[bytes] | None, laps: Laps | None) -> Reply:
         if isinstance(request, Step):
-            return await self._step(request)
+            return await self._step(request, laps)
         if isinstance(request, Reset):
             return await self._reset(request)
         if isinstance(request, Launch):
@@ -308,13 +312,22 @@ class Session(Outlet):
         page = await self._scatter(name, groups, lambda page, group: self.slots.each(page, group, use))
         return page.returned(request.id, count)
 
-    async def _step(self, request: Step) -> Stepped:
+    async def _step(self, request: Step, laps: Laps | None = None) -> Stepped:
+        if laps is not None:
+            laps.begun = perf_counter()
         count, groups, actions = self._prepare(request)
         self._flights.refuse(_numbers(groups))
-        page = await self._scatter(
-            "step", groups, lambda page, group: self.slots.step(page, group, actions, request.autoreset)
-        )
-        return page.stepped(request.id, count)
+
+        def work(page: Page, group: Sequence[Assignment]) -> None:
+            begun = perf_counter()
+            self.slots.step(page, group, actions, request.autoreset)
+            if laps is not None:
+                laps.job(self.workers[group[0][1]].idle_since, begun)
+
+        if laps is not None:
+            laps.submitted = perf_counter()
+        page = await self._scatter("step", groups, work)
+        return page.stepped(request.id, count, laps.timings() if laps is not None else None)
 
     def _prepare(self, request: Step | Launch) -> tuple[int, Sequence[_Group], Sequence[Any]]:
         count, groups = self._assign(request.slots)

@@ -24,9 +24,9 @@ TESTS = ROOT / "tests"
 SOURCES = {"openenv_gym": ROOT / "openenv_gym", "openenv_gym.server": ROOT / "server"}
 
 LADDER = [  # the lowest rung first
-    {"display", "errors", "infos", "loop", "messages", "reset_arguments", "version"},
-    {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet"},
-    {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces"},
+    {"display", "errors", "infos", "loop", "messages", "reset_arguments", "traffic", "version"},
+    {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet", "server.timings"},
+    {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces", "stats"},
     {"launcher"},
     {"placement"},
     {"server.capacity", "server.executor", "server.settings"},
@@ -100,6 +100,7 @@ PURE |= {
     "server.page",
     "server.slot",
     "server.slots",
+    "server.timings",
 }
 IO = {"asyncio", "concurrent", "fastapi", "socket", "threading", "uvicorn", "websockets"}
 IO_EXCUSED = {
@@ -122,6 +123,7 @@ PROVEN_BY = {
     "__main__": "test_cli.py",
     "commands": "test_cli.py",
     "version": "test_packaging.py",
+    "traffic": "test_stats.py",
     "turns": "test_misuse.py",
     "vector_calls": "test_vector_env.py",
     "sync_client": "test_client.py",

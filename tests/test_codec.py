@@ -47,8 +47,10 @@ from openenv_gym.messages import (
     Resumed,
     Returned,
     Set,
+    Since,
     Step,
     Stepped,
+    Timings,
     Values,
     Welcome,
 )
@@ -331,6 +333,18 @@ class TestPackError:
         with pytest.raises(PackError) as caught:
             encode(message)
         assert str(caught.value).startswith(text)
+
+
+class TestSince:
+    def test_travels_as_the_seconds_since_then(self):
+        then = time.perf_counter()
+        sent = Timings(0.0, 0.0, 0.0, 0.0, Since(then))
+        arrived = msgspec.msgpack.decode(encode(sent), type=Timings)
+        assert 0 <= arrived.encode <= time.perf_counter() - then
+
+    def test_is_the_last_thing_that_is_encoded(self):
+        assert Stepped.__struct_fields__[-1] == "timings"
+        assert Timings.__struct_fields__[-1] == "encode"
 
 
 NESTERS = {

@@ -40,6 +40,7 @@ from openenv_gym.messages import (
     State,
     Step,
     Stepped,
+    Timings,
     Values,
     Welcome,
 )
@@ -47,6 +48,7 @@ from openenv_gym.messages import (
 DTYPES = "?bBhHiIlLqQefdFD"
 BATCH = [Array.of(np.arange(6, dtype=np.float32).reshape(2, 3)), Values(["a", None])]
 FAILURES = [EnvFailure(1, "EXECUTION_ERROR", "ValueError", "too big", "Traceback …")]
+TIMINGS = Timings(0.1, 0.2, 0.3, 0.4, 0.5)
 FINAL = FinalRows([1], BATCH, [{"score": 3, 4: "four"}])
 
 EXAMPLES = [
@@ -84,6 +86,7 @@ EXAMPLES = [
     Reset(1, [0, 3], [7, None], [None, {"size": 4}]),
     Step(2, None, BATCH, None),
     Step(2, [1], [], "SameStep"),
+    Step(2, None, [], None, True),
     Call(3, None, "jump", [1, "x"], {"height": 2.5}),
     Get(4, [0], "gravity"),
     Set(5, None, "gravity", [9.81], False),
@@ -97,6 +100,8 @@ EXAMPLES = [
     Observed(9, BATCH, {0: {"score": 1}, 1: {2: 3}}, FAILURES, True),
     Stepped(10, BATCH, BATCH[0], BATCH[0], BATCH[0], {}, FINAL, FAILURES),
     Stepped(10, [], BATCH[0], BATCH[0], BATCH[0], {}, None, []),
+    Stepped(10, [], BATCH[0], BATCH[0], BATCH[0], {}, None, [], TIMINGS),
+    TIMINGS,
     Returned(11, [1, "a", None], FAILURES),
     Closed(12),
     Launched(9),
@@ -124,7 +129,7 @@ WIRE = {
     Resume: (12, "version session secret received"),
     Resumed: (13, "received"),
     Reset: (20, "id slots seeds options"),
-    Step: (21, "id slots actions autoreset"),
+    Step: (21, "id slots actions autoreset timed"),
     Call: (22, "id slots name args kwargs"),
     Get: (23, "id slots name"),
     Set: (24, "id slots name values force"),
@@ -135,8 +140,9 @@ WIRE = {
     Collect: (29, "id at_least"),
     EnvFailure: ("EnvFailure", "slot code type message traceback"),
     FinalRows: ("FinalRows", "positions observations infos"),
+    Timings: ("Timings", "decode queue hop env encode"),
     Observed: (30, "id observations infos failures unseeded"),
-    Stepped: (31, "id observations rewards terminated truncated infos final failures"),
+    Stepped: (31, "id observations rewards terminated truncated infos final failures timings"),
     Returned: (32, "id values failures"),
     Closed: (33, "id"),
     Failed: (34, "id code error message facts traceback"),

@@ -153,6 +153,16 @@ def test_the_usual_wrappers(cartpole):
     env.close()
 
 
+def test_where_the_time_goes(cartpole):
+    env = cartpole()
+    env.reset()
+    env.env.stats(collect=True)
+    env.step(np.zeros(4, np.int64))
+    shown = env.env.stats()
+    assert (shown.collected, shown.vector_steps, shown.env_steps) == (1, 1, 4)
+    env.close()
+
+
 def test_saving_keeps_no_socket(cartpole, tmp_path):
     env = cartpole()
     PPO("MlpPolicy", env, n_steps=16, device="cpu").save(tmp_path / "model")
