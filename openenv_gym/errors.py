@@ -48,6 +48,7 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "FactoryError",
+    "FleetError",
     "LocalProtocolError",
     "MessageTooLarge",
     "NotAWebSocket",
@@ -350,6 +351,10 @@ class FactoryError(OpenEnvGymError, RuntimeError):
 
     def __str__(self) -> str:
         return f"can't create the environment {self.env!r}: {self.reason}"
+
+
+class FleetError(OpenEnvGymError, RuntimeError):
+    """Raised when a fleet's cluster can't be used: none there, no such fleet, too little room, no answer in time."""
 
 
 class ActionError(OpenEnvGymError, ValueError):

@@ -16,18 +16,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import gymnasium as gym
-
 from openenv_gym.display import table
 from openenv_gym.errors import FactoryError, OptionError, ReplyTimeout
+from openenv_gym.registered import spec_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LocalServer"]
+    from openenv_gym.server.registry import Registry
+
+__all__ = ["OWNERS_OPTIONS", "LocalServer", "ServerThread"]
 
 _START_S: Final = 60.0
 _STOP_S: Final = 10.0
+
+OWNERS_OPTIONS: Final = {"allow_call": None, "allow_set": None, "allow_get": None, "debug": True}
+"""Where whoever has the token is the owner, who may do to an env of theirs what they could do to a local one."""
 
 
 class LocalServer:
@@ -71,13 +75,11 @@ class LocalServer:
         if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
             raise ImportError("a LocalServer needs the server's packages: pip install 'openenv-gym[server]'")
         self.token = secrets.token_urlsafe(32)
-        # Whoever has the token is the owner, who may do to an env of theirs what they could do to a local one.
-        free = {"allow_call": None, "allow_set": None, "allow_get": None, "debug": True}
-        options = {**free, "env_kwargs": env_kwargs or {}, **options, "token": self.token}
+        options = {**OWNERS_OPTIONS, "env_kwargs": env_kwargs or {}, **options, "token": self.token}
         self._host: _Host = (
             _ChildProcess(env, options, start_timeout_s)
             if isinstance(env, str)
-            else _OwnThread(env, options, start_timeout_s)
+            else ServerThread(env, options, start_timeout_s)
         )
         self.url = f"http://127.0.0.1:{self._host.port}"
         self._env = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
@@ -131,7 +133,7 @@ class _Host(Protocol):
 
 class _ChildProcess:
     def __init__(self, env: str, options: dict[str, Any], start_timeout_s: float) -> None:
-        configuration = json.dumps({"env": env, "spec": _spec_of(env), "options": _plain(options)})
+        configuration = json.dumps({"env": env, "spec": spec_of(env), "options": _plain(options)})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "openenv_gym.server.child"],
             stdin=subprocess.PIPE,
@@ -198,14 +200,34 @@ def _answer_in(line: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-class _OwnThread:
-    def __init__(self, env: Callable[..., Any], options: dict[str, Any], start_timeout_s: float) -> None:
+class ServerThread:
+    """A server on a thread of this process, on a free port.
+
+    Args:
+        env: the environment, as `openenv_gym.server.create_app` takes it.
+        options: the server's settings.
+        start_timeout_s: limit in seconds for the start.
+        host: the address to listen on.
+
+    Attributes:
+        port: its port.
+        registry: its sessions.
+
+    Raises:
+        FactoryError: if the environment can't be built; `OptionError` for an unknown option, `ReplyTimeout` if it
+            doesn't start in time.
+    """
+
+    def __init__(
+        self, env: str | Callable[..., Any], options: dict[str, Any], start_timeout_s: float, host: str = "127.0.0.1"
+    ) -> None:
         from openenv_gym.server.app import create_app
         from openenv_gym.server.run import make_server
 
         started = threading.Event()
         app = create_app(env, **options)
-        self._server = make_server(app, app.state.registry.settings, on_started=started.set)
+        self.registry: Registry = app.state.registry
+        self._server = make_server(app, self.registry.settings, host=host, on_started=started.set)
         self._thread = threading.Thread(target=self._server.run, name="local-server", daemon=True)
         self._thread.start()
         if not started.wait(start_timeout_s):
@@ -215,26 +237,18 @@ class _OwnThread:
 
     @property
     def alive(self) -> bool:
+        """Whether it runs."""
         return self._thread.is_alive()
 
     @property
     def pid(self) -> int:
+        """This process."""
         return os.getpid()
 
     def stop(self) -> None:
+        """End it: running steps end, and their replies are sent; stopping twice is fine."""
         self._server.should_exit = True
         self._thread.join(_STOP_S)
-
-
-def _spec_of(env: str) -> str | None:
-    """The registered spec of an id, for a child that hasn't imported what registered it; None if it can't travel."""
-    spec = gym.registry.get(env)
-    if spec is None or not isinstance(spec.entry_point, str):
-        return None
-    try:
-        return spec.to_json()
-    except ValueError:  # a kwarg or wrapper that is no plain data
-        return None
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,8 @@ import threading
 import time
 from typing import Any, Final
 
-import gymnasium as gym
-
 from openenv_gym.errors import OpenEnvGymError
+from openenv_gym.registered import register_spec
 from openenv_gym.server.app import create_app
 from openenv_gym.server.run import Server, make_server
 
@@ -43,7 +42,7 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         if configuration["spec"] is not None:
-            _register(configuration["spec"])
+            register_spec(configuration["spec"])
         app = create_app(configuration["env"], **configuration["options"])
     except (OpenEnvGymError, TypeError, ValueError) as error:
         _answer(answers, {"error": str(error)})
@@ -59,13 +58,6 @@ def main() -> int:
 
 def _started(answers: Any, server: Server) -> None:
     _answer(answers, {"port": server.servers[0].sockets[0].getsockname()[1]})
-
-
-def _register(spec: str) -> None:
-    """Make an id known that the parent process knows."""
-    parsed = gym.envs.registration.EnvSpec.from_json(spec)
-    if parsed.id not in gym.registry:
-        gym.registry[parsed.id] = parsed
 
 
 def _answer(answers: Any, message: dict[str, Any]) -> None:

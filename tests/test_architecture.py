@@ -27,6 +27,9 @@ LADDER = [  # the lowest rung first
     {"display", "errors", "infos", "loop", "messages", "reset_arguments", "traffic", "version"},
     {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet", "server.timings"},
     {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces", "stats"},
+    {"display", "errors", "infos", "loop", "messages", "registered", "reset_arguments", "version"},
+    {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet"},
+    {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces"},
     {"launcher"},
     {"placement"},
     {"server.capacity", "server.executor", "server.settings"},
@@ -82,8 +85,8 @@ LADDER = [  # the lowest rung first
 
 # The base of both ladders, and the bridges between them. The rest is the server's or the client's, by its name.
 BASE = {"errors", "infos", "messages", "version", "codec", "spaces", "batching", "json_values", "jsonable", "json_form"}
-BASE |= {"actions", "field_spaces", "inference", "leaf_values", "protocol"}
-BRIDGES = {"local", "cli", "commands", "demo", "__main__"}
+BASE |= {"actions", "field_spaces", "inference", "leaf_values", "protocol", "registered"}
+BRIDGES = {"fleet", "local", "cli", "commands", "demo", "__main__"}
 MAY_IMPORT = {
     "base": {"base"},
     "server": {"base", "server"},
@@ -115,6 +118,7 @@ ONLY_IN = {
     "stable_baselines3": {"sb3", "demo"},
     "torch": {"demo"},
     "openenv": set(),
+    "ray": {"fleet"},
 }
 
 # A module X is proven by tests/test_X.py, server.X by tests/server/test_X.py; these by another file.
@@ -130,7 +134,7 @@ PROVEN_BY = {
     "server": "server/test_app.py",
     "field_spaces": "test_inference.py",
     "leaf_values": "test_batching.py",
-    "fleet": "test_launcher.py",
+    "registered": "test_local.py",
     "server.coroutines": "server/test_openenv_env.py",
     "server.drawing": "test_rendering.py",
     "server.exact_messages": "server/test_openenv_transcripts.py",

@@ -1,0 +1,19 @@
+"""What is too dear to be started more than once in a test session."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster of three nodes on this machine, with Ray's token authentication, that this process has joined.
+
+    The head has no CPUs, so that servers are on the other two nodes, which have two each.
+    """
+    helpers_ray = pytest.importorskip("helpers_ray", reason="needs the extra `ray`", exc_type=ImportError)
+    with pytest.MonkeyPatch.context() as patch:  # for the servers, which import what tests serve
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+        with helpers_ray.cluster() as cluster:
+            yield cluster

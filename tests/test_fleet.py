@@ -1,0 +1,158 @@
+"""`RayFleet` on a real Ray cluster: the same results as in process, also while servers die, come and go."""
+
+import functools
+import os
+import signal
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers_faults import wait_until
+from helpers_oracle import Script, ScriptedEnv
+
+helpers_ray = pytest.importorskip("helpers_ray", reason="needs the extra `ray`", exc_type=ImportError)
+
+import ray  # noqa: E402
+
+from openenv_gym.errors import FleetError  # noqa: E402
+from openenv_gym.fleet import Launcher, RayFleet  # noqa: E402
+from openenv_gym.fleet.roster import NAMESPACE  # noqa: E402
+
+BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
+SCRIPTS = [
+    Script(BOX, lengths=(3, 5), endings=("terminated", "truncated"), infos=("none", "int"), salt=1),
+    Script(BOX, lengths=(4,), endings=("both",), infos=("array", "nested"), reward="int", salt=2),
+    Script(BOX, lengths=(2, 7), endings=("truncated",), infos=("string",), reward="float32", salt=3),
+    Script(BOX, lengths=(1, 6), endings=("terminated",), salt=4),
+]
+ROWS = len(SCRIPTS)
+MODES = [mode.value for mode in AutoresetMode]
+LOST = "ignore:.*the session on .* is gone:UserWarning"
+
+
+@pytest.fixture(scope="module")
+def fleet(ray_cluster):
+    make = functools.partial(ScriptedEnv, SCRIPTS)
+    with RayFleet(make, servers=2, envs_per_server=16, name="scripted", start_timeout_s=100) as fleet:
+        yield fleet
+
+
+def local(mode):
+    """The oracle."""
+    return SyncVectorEnv([lambda: ScriptedEnv(SCRIPTS)] * ROWS, autoreset_mode=mode)
+
+
+def same(ours, theirs):
+    return data_equivalence(ours, theirs, exact=True)
+
+
+def of_rows(result, rows):
+    """The observations, rewards and ends of some rows, as bytes."""
+    return [part[rows].tobytes() for part in result[:4]]
+
+
+def attempt(ask):
+    """What is answered, or None if nobody answers."""
+    try:
+        return ask()
+    except FleetError:
+        return None
+
+
+def is_on_two_servers(fleet, envs):
+    return {link.url for link in envs.rollout.pool.links} == {f"ws{url[4:]}/ws" for url in fleet.urls}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equals_a_local_vector_env(fleet, mode):
+    ours, theirs = fleet.make_vec(ROWS, autoreset_mode=mode), local(mode)
+    with ours:
+        assert is_on_two_servers(fleet, ours)
+        assert same(ours.reset(seed=5), theirs.reset(seed=5))
+        theirs.action_space.seed(7)
+        for _ in range(30):
+            actions = theirs.action_space.sample()
+            expected = theirs.step(actions)
+            assert same(ours.step(actions), expected)
+            over = expected[2] | expected[3]
+            if mode == "Disabled" and over.any():
+                mask = {"reset_mask": over}
+                assert same(ours.reset(options=mask), theirs.reset(options=dict(mask)))
+
+
+def test_what_a_fleet_says_of_itself(fleet):
+    status = fleet.status()
+    assert isinstance(fleet, Launcher)
+    assert (status.name, status.env, status.healthy) == ("scripted", "partial", True)
+    assert [server.name for server in status.servers] == ["server-0", "server-1"]
+    assert [server.url for server in status.servers] == fleet.urls
+    assert {server.max_envs for server in status.servers} == {16}
+    assert repr(fleet) == "RayFleet('scripted', 'partial')"
+    assert fleet.token not in repr(status)
+
+
+def test_servers_are_spread_over_the_nodes(fleet, ray_cluster):
+    assert len({helpers_ray.node_of(ray_cluster, f"scripted/server-{i}").node_id for i in range(2)}) == 2
+
+
+def test_another_process_of_the_cluster_attaches_by_name(fleet):
+    attached = RayFleet.attach("scripted")
+    assert (attached.urls, attached.token, attached.name) == (fleet.urls, fleet.token, fleet.name)
+    with attached.make_vec(2) as envs:
+        assert envs.reset(seed=1)[0].shape == (2, 3)
+
+
+def kill_actor(fleet, cluster, pid):
+    ray.kill(ray.get_actor(f"{fleet.name}/server-1", NAMESPACE), no_restart=False)
+
+
+def kill_process(fleet, cluster, pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def terminate_process(fleet, cluster, pid):
+    os.kill(pid, signal.SIGTERM)
+
+
+def kill_node(fleet, cluster, pid):
+    cluster.remove_node(helpers_ray.node_of(cluster, f"{fleet.name}/server-1"), allow_graceful=False)
+
+
+@pytest.mark.filterwarnings(LOST)
+@pytest.mark.parametrize("kill", [kill_actor, kill_process, terminate_process, kill_node])
+def test_a_server_that_dies_costs_its_own_rows_only(fleet, ray_cluster, kill):
+    """They are truncated with `connection_lost`, and go on where the fleet has started the server anew."""
+    wait_until(lambda: fleet.status().healthy, "a healthy fleet", 60)
+    before = fleet.status().servers[1]
+    theirs = local("NextStep")
+    with fleet.make_vec(ROWS, message_timeout_s=90, reconnect_timeout_s=90) as ours:
+        lost, kept = [2, 3], [0, 1]
+        assert same(ours.reset(seed=4), theirs.reset(seed=4))
+        assert same(ours.step([1] * ROWS), theirs.step([1] * ROWS))
+        kill(fleet, ray_cluster, before.pid)
+        wait_until(lambda: not Path(f"/proc/{before.pid}").exists(), "the end of the server", 60)
+        result, expected = ours.step([2] * ROWS), theirs.step([2] * ROWS)
+        assert result[3][lost].all()
+        assert result[4]["connection_lost"].tolist() == [False, False, True, True]
+        assert of_rows(result, kept) == of_rows(expected, kept)
+        result, expected = ours.step([3] * ROWS), theirs.step([3] * ROWS)
+        assert not (result[2] | result[3])[lost].any()
+        assert of_rows(result, kept) == of_rows(expected, kept)
+        for _ in range(10):
+            assert of_rows(ours.step([0] * ROWS), kept) == of_rows(theirs.step([0] * ROWS), kept)
+        after = fleet.status().servers[1]
+        assert after.epoch == before.epoch + 1
+        assert after.url != before.url
+        assert is_on_two_servers(fleet, ours)
+    if kill is kill_node:
+        ray_cluster.add_node(num_cpus=helpers_ray.CPUS)
+
+
+def test_a_directory_that_dies_learns_everything_anew(fleet):
+    before = fleet.servers()
+    ray.kill(ray.get_actor(f"{fleet.name}/directory", NAMESPACE), no_restart=False)
+    wait_until(lambda: attempt(fleet.servers) == before, "the same servers", 60)
+    assert RayFleet.attach(fleet.name).token == fleet.token
