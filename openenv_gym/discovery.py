@@ -103,7 +103,7 @@ async def _form(
     else:
         seen = await sample() if choices.observation_space is None and sample is not None else None
         # A reset may have a model of its own, but the steps' is what there will be.
-        observation = choices.observation(schema.get("observation", {}), seen)
+        observation = choices.observation(schema.get("observation", {}), seen, schema.get("action", {}))
     return JsonForm(
         observation,
         action,

@@ -14,6 +14,8 @@ nested lists of booleans                 ``MultiBinary`` with their shape
 string                                   ``Text``, up to the schema's length, else 4096
 object with named fields                 ``Dict``
 constant                                 none: it is left out, and an action's model fills it in
+a call of a tool (OpenEnv's              the action as a whole is `Json`, and so is the observation, whose result may be
+``CallToolAction``)                      anything
 ``done``, ``reward``, ``metadata``,      none: they aren't part of an observation's or an action's value
 ``terminated``, ``truncated``
 optional (may be null), other unions,    a `SpaceError` that names the field and says how to choose
@@ -22,7 +24,8 @@ known, free-form objects
 ======================================== ==========================================================================
 
 The space of several fields is a ``Dict``; a single field is the bare space. Floats are float64 because nothing is
-rounded that way, and so are lists whose items the schema doesn't describe.
+rounded that way, and so are lists whose items the schema doesn't describe. What has no space can be taken as it is, by
+choosing `openenv_gym.spaces.Json` for it, or for the observation or action as a whole.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ from gymnasium import spaces
 
 from openenv_gym.errors import SpaceError
 from openenv_gym.field_spaces import MISSING, FieldReader, Path, Schema, is_constant, resolved
+from openenv_gym.spaces import Json
 
-__all__ = ["NOT_VALUES", "Choices", "Fields", "infer", "number_of"]
+__all__ = ["NOT_VALUES", "Choices", "Fields", "infer", "is_tool_call", "number_of"]
 
 NOT_VALUES: Final = frozenset({"done", "reward", "metadata", "terminated", "truncated"})
 """Fields of OpenEnv's observations and actions that aren't part of their value."""
@@ -49,7 +53,7 @@ class Fields:
 
     Attributes:
         space: the space.
-        only: the field that is the whole value; None where the space is a Dict of the fields.
+        only: the field that is the whole value; None where the space is a Dict of the fields, or `Json`.
         labels: what the numbers of a Discrete stand for, by the path of their field.
     """
 
@@ -61,7 +65,8 @@ class Fields:
     def given(cls, space: gym.Space[Any], schema: Schema, part: str, key: str | None = None) -> Fields:
         """The fields for a space that the caller chose.
 
-        A Discrete in the place of a list of values that aren't integers, or of a boolean, numbers them.
+        A Discrete in the place of a list of values that aren't integers, or of a boolean, numbers them. A Json without
+        a key is the whole of the observation or action.
 
         Args:
             space: the space.
@@ -74,6 +79,8 @@ class Fields:
         """
         schema = resolved(schema, schema)
         properties = {name: resolved(field, schema) for name, field in schema.get("properties", {}).items()}
+        if key is None and isinstance(space, Json):
+            return cls(space, None)
         if key is None and isinstance(space, spaces.Dict):
             return cls(space, None, _labels({name: space.spaces.get(name) for name in properties}, properties))
         names = [name for name in properties if name not in NOT_VALUES]
@@ -129,10 +136,21 @@ class Choices:
     action_space: gym.Space[Any] | None = None
     mask_key: str | None = None
 
-    def observation(self, schema: Schema, sample: Mapping[str, Any] | None) -> Fields:
-        """How observations make up values of a space. Raises `SpaceError`."""
+    def observation(self, schema: Schema, sample: Mapping[str, Any] | None, action: Schema | None = None) -> Fields:
+        """How observations make up values of a space.
+
+        Args:
+            schema: their JSON schema.
+            sample: the fields of a real one.
+            action: the JSON schema of the actions that lead to them.
+
+        Raises:
+            SpaceError: if they don't.
+        """
         if self.observation_space is not None:
             return Fields.given(self.observation_space, schema, "observation", self.obs_key)
+        if self.obs_key is None and is_tool_call(action or {}):
+            return Fields(Json(), None)
         if self.mask_key is not None:
             fields = {name: field for name, field in schema.get("properties", {}).items() if name != self.mask_key}
             schema = {**schema, "properties": fields}
@@ -142,7 +160,15 @@ class Choices:
         """How values of a space make up actions. Raises `SpaceError`."""
         if self.action_space is not None:
             return Fields.given(self.action_space, schema, "action", self.action_key)
+        if self.action_key is None and is_tool_call(schema):
+            return Fields(Json(), None)
         return infer(schema, "action", key=self.action_key)
+
+
+def is_tool_call(schema: Schema) -> bool:
+    """Whether actions of this schema call tools: OpenEnv's ``CallToolAction``, by its fields."""
+    properties = schema.get("properties", {})
+    return properties.get("type", {}).get("const") == "call_tool" and "tool_name" in properties
 
 
 def _labels(chosen: Mapping[str, gym.Space[Any] | None], properties: Mapping[str, Schema]) -> dict[Path, Any]:
@@ -215,6 +241,9 @@ def infer(schema: Schema, part: str, *, key: str | None = None, sample: Mapping[
 
 
 def _advice(part: str) -> str:
-    if part == "observation":
-        return "choose a field with obs_key=, or pass observation_space=, with decode_observation= if need be"
-    return "choose a field with action_key=, or pass action_space=, with encode_action= if need be"
+    key, space, function = {
+        "observation": ("obs_key=", "observation_space=", "decode_observation="),
+        "action": ("action_key=", "action_space=", "encode_action="),
+    }[part]
+    whole = "openenv_gym.spaces.Json() takes it as it is"
+    return f"choose a field with {key}, or pass {space}, with {function} if need be; {whole}"

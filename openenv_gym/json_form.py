@@ -18,6 +18,7 @@ from gymnasium import spaces
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.json_values import from_json, to_json
+from openenv_gym.spaces import Json
 
 __all__ = ["JsonForm", "Transition"]
 
@@ -169,6 +170,8 @@ class JsonForm:
                 raise SpaceError(f"the observation has no field {only!r}, only {sorted(fields)}")
             data = self.observation.numbered({only: fields[only]})[only]
             return from_json(space, _unflattened(space, data), path=only)
+        if isinstance(space, Json):
+            return fields
         assert isinstance(space, spaces.Dict)
         kept = self.observation.numbered({name: fields[name] for name in space.spaces if name in fields})
         return from_json(space, {name: _unflattened(space.spaces[name], data) for name, data in kept.items()})

@@ -12,6 +12,7 @@ Tuple                     a list, one item for each part
 Sequence                  a list of values, stacked or not
 Graph                     ``{"nodes": [...], "edges": [...], "edge_links": [[0, 1], ...]}``
 OneOf                     ``[index, value]``
+Json                      whatever it is
 ========================= =============================================================
 
 JSON knows no nan and no infinity: both leave as null, as OpenEnv's servers send them, and null arrives as nan. No
@@ -31,8 +32,11 @@ from gymnasium.spaces.graph import GraphInstance
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
+from openenv_gym.codec import PackError
 from openenv_gym.errors import SpaceError
+from openenv_gym.jsonable import jsonable
 from openenv_gym.spaces.fields import limits, shown
+from openenv_gym.spaces.json_space import Json
 from openenv_gym.spaces.parts import Space, leaf_dtype, leaf_shape, path_name
 
 __all__ = ["from_json", "json_schema", "to_json"]
@@ -117,6 +121,11 @@ def _graph_schema(space: Graph) -> Schema:
 @json_schema.register(OneOf)
 def _one_of_schema(space: OneOf[Any]) -> Schema:
     return {"oneOf": [_listed([{"const": index}, json_schema(part)]) for index, part in enumerate(space.spaces)]}
+
+
+@json_schema.register(Json)
+def _json_schema(space: Json) -> Schema:  # noqa: ARG001 - as all of them
+    return {}
 
 
 def _object(properties: dict[str, Schema]) -> Schema:
@@ -221,6 +230,14 @@ def _one_of_to_json(space: OneOf[Any], value: Any, *, path: str = "") -> Any:
     return [int(index), to_json(part, chosen, path=_at(path, 1))]
 
 
+@to_json.register(Json)
+def _json_to_json(space: Json, value: Any, *, path: str = "") -> Any:  # noqa: ARG001 - as all of them
+    try:
+        return jsonable(value)
+    except PackError as error:
+        raise SpaceError(str(error), path=path) from None
+
+
 def _stack_to_json(space: Space, value: Any, path: str) -> list[Any]:
     """A batch, as gymnasium stacks it, item by item."""
     return [to_json(space, item, path=_at(path, i)) for i, item in enumerate(iterate(batch_space(space, 1), value))]
@@ -300,6 +317,11 @@ def _graph_from_json(space: Graph, data: Any, *, path: str = "") -> GraphInstanc
 def _one_of_from_json(space: OneOf[Any], data: Any, *, path: str = "") -> tuple[Any, Any]:
     index, part, chosen = _chosen(space, data, path)
     return index, from_json(part, chosen, path=_at(path, 1))
+
+
+@from_json.register(Json)
+def _json_from_json(space: Json, data: Any, *, path: str = "") -> Any:  # noqa: ARG001 - as all of them
+    return data
 
 
 def _stack_from_json(space: Space, data: Any, path: str) -> Any:

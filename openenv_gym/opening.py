@@ -115,10 +115,12 @@ class Opening:
             await first.hang_up(_CLOSE_S)
             return []
         dialled: Iterator[FrameConnection | None] = itertools.chain([first], itertools.repeat(None))
+        links: list[Link] | None = None
         if first.subprotocol == SUBPROTOCOL:
-            sizes = _shares(count, min(connections, count))
-            links = await _all(self._open_batch(target, next(dialled), size) for size in sizes)
-        else:
+            links = await self._open_batches(target, dialled, _shares(count, min(connections, count)))
+            first = first if links else await self._connect(target, "openenv")
+            dialled = itertools.chain([first], itertools.repeat(None))
+        if links is None:
             found, used = await self._discover(target, first)
             if used:  # its session has begun an episode that nobody asked for
                 dialled = itertools.repeat(None)
@@ -127,6 +129,23 @@ class Opening:
             links = await _all(self._open_json(target, found, next(dialled)) for _ in rows)
         del self._late[rows]
         return links
+
+    async def _open_batches(
+        self, target: Target, dialled: Iterator[FrameConnection | None], sizes: Sequence[int]
+    ) -> list[Link] | None:
+        """Links in the batch dialect; None if the server has other spaces there than those that the user wants."""
+        wanted = (self._settings.observation_space, self._settings.action_space)
+        try:
+            links = await _all(self._open_batch(target, next(dialled), size) for size in sizes)
+        except SpaceError:
+            if None in wanted:
+                raise
+            return None  # it doesn't know them, but the user does
+        there = (links[0].observation_space, links[0].action_space)
+        if all(want is None or same(want, have) for want, have in zip(wanted, there, strict=True)):
+            return links
+        await close_links(links, _CLOSE_S)
+        return None
 
     async def _discover(self, target: Target, first: FrameConnection) -> tuple[Discovery, bool]:
         """What a server says, and whether its first connection was used up for that."""

@@ -153,7 +153,7 @@ def _encoding(registry: Registry, observation_space: gym.Space[Any], info_keys: 
     models, fields = registry.source.known_models, registry.source.fields
     if models is None or fields is None:
         return BatchEncoding(observation_space, registry.probe.action_space, info_keys)
-    return OpenEnvBatchEncoding(*fields, models.action, observation_space, info_keys)
+    return OpenEnvBatchEncoding(*fields, models, observation_space, info_keys)
 
 
 def _welcome(registry: Registry, session: Session, observation_space: gym.Space[Any]) -> Welcome:

@@ -7,23 +7,22 @@ property.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import spaces
 from pydantic import BaseModel, ValidationError
 
-from openenv_gym.errors import FactoryError, SpaceError
-from openenv_gym.inference import Fields, number_of
+from openenv_gym.errors import FactoryError
 from openenv_gym.server.coroutines import Coroutines
+from openenv_gym.server.openenv_values import Pending
 
-__all__ = ["Models", "OpenEnvEnv", "Pending", "is_openenv", "models_of", "plain", "view"]
+__all__ = ["Models", "OpenEnvEnv", "is_openenv", "models_of"]
 
 _NO_SPACE: Final = spaces.Dict()
 _TOOL_ACTIONS: Final = {"ListToolsAction": "list_tools", "CallToolAction": "call_tool"}
@@ -45,7 +44,7 @@ class Models:
     state: type[Any] | None = None
     reset_observation: type[Any] | None = None
 
-    @property
+    @functools.cached_property
     def tool_actions(self) -> dict[str, type[Any]]:
         """OpenEnv's own tool actions by their ``type``, if `action` is its base class of actions or one of them.
 
@@ -57,6 +56,16 @@ class Models:
             return {}
         found = vars(sys.modules.get(f"{package}.mcp_types", object))
         return {kind: found[name] for name, kind in _TOOL_ACTIONS.items() if name in found}
+
+    def action_of(self, data: dict[str, Any]) -> Any:
+        """The action with these fields. Tools are called with actions of their own type.
+
+        Raises:
+            ValidationError: if they don't fit.
+        """
+        kind = data.get("type")
+        model = self.tool_actions.get(kind, self.action) if isinstance(kind, str) else self.action
+        return model.model_validate(data)
 
 
 def is_openenv(env: object) -> bool:
@@ -110,16 +119,6 @@ def _hinted(kind: type, method: str) -> tuple[type[Any] | None, type[Any] | None
         return None, None
     action, observation = hints.get(names[0]) if names else None, hints.get("return")
     return (action if _is_model(action) else None), (observation if _is_model(observation) else None)
-
-
-class Pending:
-    """An action in the batch dialect that isn't the env's yet: it is made on the env's thread, where it may fail."""
-
-    __slots__ = ("make", "value")
-
-    def __init__(self, make: Callable[[Any], Any], value: Any) -> None:
-        self.make = make
-        self.value = value
 
 
 class OpenEnvEnv:
@@ -254,55 +253,3 @@ def _is_default(kind: type, name: str) -> bool:
 def _info(observation: Any) -> dict[str, Any]:
     metadata = getattr(observation, "metadata", None)
     return metadata if isinstance(metadata, dict) else {}
-
-
-# --------------------------------------------------------------------------------------- values of a space
-
-
-def view(fields: Fields) -> Callable[[Any], Any]:
-    """What reads an observation as a value of the space, touching no field before it is asked for."""
-    if fields.only is not None:
-        only, known = fields.only, fields.labels.get((fields.only,))
-        if known is None and not isinstance(fields.space, spaces.Dict):
-
-            def read(observation: Any) -> Any:
-                try:
-                    return getattr(observation, only)
-                except AttributeError:
-                    return _member(observation, only)  # of a dict, or an error that names it
-
-            return read
-        return lambda observation: _View(observation, fields.labels, ())[only]
-    return lambda observation: _View(observation, fields.labels, ())
-
-
-def _member(value: Any, name: str) -> Any:
-    try:
-        return value[name] if isinstance(value, Mapping) else getattr(value, name)
-    except (KeyError, AttributeError):
-        raise SpaceError(f"the observation has no field {name!r}", path=name) from None
-
-
-@dataclass(slots=True)
-class _View:
-    """A pydantic model or a dict as a mapping of the values in it, with numbers for what they stand for."""
-
-    value: Any
-    labels: Mapping[tuple[str, ...], tuple[Any, ...]]
-    path: tuple[str, ...] = field(default=())
-
-    def __getitem__(self, name: str) -> Any:
-        member, path = _member(self.value, name), (*self.path, name)
-        known = self.labels.get(path)
-        if known is not None:
-            return number_of(member.value if isinstance(member, Enum) else member, known, path)
-        return _View(member, self.labels, path) if isinstance(member, (Mapping, BaseModel)) else member
-
-
-def plain(value: Any) -> Any:
-    """An action of the space as plain data."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value

@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticSerializationError, to_json
 
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.messages import Batch, Values
 from openenv_gym.server.encoding import BatchEncoding, Writer
 from openenv_gym.server.json_form import ActionRefused, JsonEncoding, Trimming
-from openenv_gym.server.openenv_env import Models, Pending, plain, view
+from openenv_gym.server.openenv_env import Models
+from openenv_gym.server.openenv_values import ENDS, Pending, plain, raw, view
 
 __all__ = ["OpenEnvBatchEncoding", "OpenEnvForm"]
-
-_ENDS: Final = frozenset({"reward", "done"})
 
 
 class OpenEnvForm:
@@ -47,17 +43,14 @@ class OpenEnvForm:
         if trimming.obs_dtype is not None:
             raise SpaceError("obs_dtype is for spaces; the fields of an OpenEnv environment are sent as they are")
         self._models = models
-        self._tools = models.tool_actions
         self._include = None if trimming.include is None else _nested(models, trimming.include)
         self._exclude: dict[str, Any] = {**_nested(models, trimming.exclude or ()), "reward": True, "done": True}
         self._info_keys = None if trimming.info_keys is None else frozenset(trimming.info_keys)
 
     def action(self, data: dict[str, Any]) -> Any:
-        """See `JsonForm.action`. Tools of the Model Context Protocol are called with actions of their own type."""
+        """See `JsonForm.action`."""
         try:
-            kind = data.get("type")
-            model = self._tools.get(kind, self._models.action) if isinstance(kind, str) else self._models.action
-            return model.model_validate(data)
+            return self._models.action_of(data)
         except ValidationError as error:
             raise ActionRefused([{**problem} for problem in error.errors()]) from None
 
@@ -69,8 +62,8 @@ class OpenEnvForm:
             metadata = {key: item for key, item in metadata.items() if key in self._info_keys}
             if "metadata" in dumped:
                 dumped["metadata"] = metadata
-        result = {"observation": _raw(dumped), "reward": _raw(value.reward), "done": value.done}
-        return {**result, "metadata": _raw(metadata)} if metadata else result
+        result = {"observation": raw(dumped), "reward": raw(value.reward), "done": value.done}
+        return {**result, "metadata": raw(metadata)} if metadata else result
 
     def info(self, info: dict[str, Any]) -> dict[str, Any]:
         """Nothing: it is part of `observation`."""
@@ -116,7 +109,7 @@ def _nested(models: Models, paths: Sequence[str]) -> dict[str, Any]:
         name, *rest = path.split(".")
         known = {**models.observation.model_fields, **(models.reset_observation or models.observation).model_fields}
         if name not in known:
-            raise SpaceError(f"the observation has no field {name!r}, only {sorted(set(known) - _ENDS)}", path=path)
+            raise SpaceError(f"the observation has no field {name!r}, only {sorted(set(known) - ENDS)}", path=path)
         if not rest:
             tree[name] = True
             continue
@@ -128,23 +121,6 @@ def _nested(models: Models, paths: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
-def _raw(value: Any) -> msgspec.Raw:
-    try:
-        return msgspec.Raw(to_json(value, inf_nan_mode="null"))
-    except PydanticSerializationError as error:
-        try:
-            return msgspec.Raw(to_json(value, inf_nan_mode="null", fallback=_listed))
-        except PydanticSerializationError:
-            raise error from None
-
-
-def _listed(value: Any) -> Any:
-    """What pydantic can't serialize: numpy's values, and nothing else."""
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufUO":
-        return value.tolist()
-    raise TypeError(f"no value of {type(value)}")
-
-
 class _OpenEnvEncoding(JsonEncoding):
     def writer(self, count: int, *, final: bool = False) -> Any:
         return _Results(self.form, count)
@@ -153,7 +129,7 @@ class _OpenEnvEncoding(JsonEncoding):
         return {}
 
     def value(self, value: Any) -> Any:
-        return _raw(value)
+        return raw(value)
 
 
 class _Results:
@@ -177,7 +153,7 @@ class OpenEnvBatchEncoding(BatchEncoding):
     Args:
         observation: how observations make up values of their space.
         action: how values of the action space make up actions.
-        model: the actions' pydantic model.
+        models: the environment's pydantic models.
         observation_space: the part of the observation space that the client sees.
         info_keys: info keys to send; None for all.
     """
@@ -186,7 +162,7 @@ class OpenEnvBatchEncoding(BatchEncoding):
         self,
         observation: Fields,
         action: Fields,
-        model: type[Any],
+        models: Models,
         observation_space: Any,
         info_keys: frozenset[str] | None = None,
     ) -> None:
@@ -195,7 +171,7 @@ class OpenEnvBatchEncoding(BatchEncoding):
         read = self.actions
 
         def make(value: Any) -> Any:
-            return model.model_validate(action.labelled(plain(value)))
+            return models.action_of(action.labelled(plain(value)))
 
         def actions(batch: Batch, count: int) -> Sequence[Any]:
             return [Pending(make, value) for value in read(batch, count)]

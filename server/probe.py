@@ -15,8 +15,9 @@ import gymnasium as gym
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.server.adapters import EnvSource, HostedEnv
-from openenv_gym.server.openenv_env import OpenEnvEnv, plain
-from openenv_gym.spaces import describe
+from openenv_gym.server.openenv_env import OpenEnvEnv
+from openenv_gym.server.openenv_values import plain
+from openenv_gym.spaces import describe, leaves
 
 try:
     from resource import RUSAGE_THREAD, getrusage
@@ -76,7 +77,7 @@ def probe(source: EnvSource, *, calibrate: bool) -> Probe:
                 return _look_at_openenv(source, env, calibrate)
             describe(env.observation_space)
             describe(env.action_space)
-            waits = calibrate and _waits(env, env.action_space.sample)
+            waits = calibrate and _waits(env, env.action_space.sample, env.action_space)
             description, version = _description(env.env), _version(env.env)
             return Probe(env.observation_space, env.action_space, env.metadata, waits, description, version)
         finally:
@@ -105,17 +106,18 @@ def _look_at_openenv(source: EnvSource, env: OpenEnvEnv, calibrate: bool) -> Pro
         def sample() -> Any:
             return model.model_validate(action.labelled(plain(action.space.sample())))
 
-        waits = calibrate and (env.waits or _waits(env, sample))
+        waits = calibrate and (env.waits or _waits(env, sample, action.space))
     return Probe(observation_space, action_space, env.metadata, waits, problem=problem, about=_about(env))
 
 
 def _infer(source: EnvSource, env: OpenEnvEnv) -> tuple[Fields, Fields]:
     models, choices = source.models(env.env), source.choices
-    action = choices.action(models.action.model_json_schema())
+    actions = models.action.model_json_schema()
+    action = choices.action(actions)
     sample: dict[str, Any] = {}
     if choices.observation_space is None:
         sample = env.reset()[0].model_dump()
-    observation = choices.observation(models.observation.model_json_schema(), sample)
+    observation = choices.observation(models.observation.model_json_schema(), sample, actions)
     describe(observation.space)
     describe(action.space)
     return observation, action
@@ -142,12 +144,15 @@ def _version(env: gym.Env[Any, Any]) -> str | None:
     return None if env.spec is None or env.spec.version is None else str(env.spec.version)
 
 
-def _waits(env: HostedEnv, sample: Callable[[], Any]) -> bool:
+def _waits(env: HostedEnv, sample: Callable[[], Any], action_space: gym.Space[Any]) -> bool:
     """Whether most steps pass without the processor.
 
     Most, not all, so that one step that loads a file doesn't count. On a busy machine the thread of a step that only
-    computes stands still as well, but never by its own will; where the system counts that, both must be so.
+    computes stands still as well, but never by its own will; where the system counts that, both must be so. Text and
+    calls of tools aren't tried: random ones don't tell what an agent's will do, such as start a search.
     """
+    if not all(leaf.is_array for leaf in leaves(action_space)):
+        return True
     waiting: list[bool] = []
     counted = _pauses_are_counted()
     try:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from openenv_gym.codec import pack
 from openenv_gym.messages import Array, Values
+from openenv_gym.spaces import Json
 
 INF = np.inf
 GYMNASIUM = tuple(int(part) for part in gym.__version__.split(".")[:2])
@@ -82,6 +83,8 @@ NAMED = {
     "graph": Graph(Box(-1, 1, (2,)), Discrete(3)),
     "graph without edges": Graph(Discrete(4), None),
     "one of": OneOf([Discrete(2), Box(0, 1, (2,)), Text(2)]),
+    "json": Json(),
+    "json inside": Dict([("more", Json()), ("a", Tuple([Discrete(2), Json()]))]),
 }
 if hasattr(Discrete(1), "dtype") and GYMNASIUM >= (1, 2):
     NAMED["discrete uint8"] = Discrete(200, start=56, dtype=np.uint8)

@@ -33,7 +33,8 @@ LADDER = [  # the lowest rung first
     {"launcher"},
     {"placement"},
     {"server.capacity", "server.executor", "server.settings"},
-    {"inference", "leaf_values", "openenv_sessions"},
+    {"inference", "jsonable", "leaf_values", "openenv_sessions"},
+    {"server.openenv_values"},
     {"server.openenv_env"},
     {"server.adapters"},
     {
@@ -42,7 +43,6 @@ LADDER = [  # the lowest rung first
         "batching",
         "json_channel",
         "json_values",
-        "jsonable",
         "protocol",
         "server.admission",
         "server.mcp",
@@ -100,6 +100,7 @@ PURE |= {
     "server.drawing",
     "server.openenv_env",
     "server.openenv_form",
+    "server.openenv_values",
     "server.page",
     "server.slot",
     "server.slots",
@@ -144,6 +145,7 @@ PROVEN_BY = {
     "server.json_results": "server/test_openenv_dialect.py",
     "server.json_session": "server/test_openenv_dialect.py",
     "server.openenv_messages": "server/test_openenv_dialect.py",
+    "server.openenv_values": "server/test_openenv_env.py",
     "server.openenv_routes": "server/test_tasks.py",
     "server.stateless": "server/test_app.py",
 }

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, create_model
 
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Choices, Fields, infer
+from openenv_gym.spaces import Json
 
 INT64 = -(2**63), 2**63 - 2
 UNSEEN = object()
@@ -97,7 +98,10 @@ def test_a_field_without_space(annotation, sample, problem):
     with pytest.raises(SpaceError) as caught:
         infer_one(annotation, sample)
     assert str(caught.value).startswith(problem)
-    assert str(caught.value).endswith("obs_key=, or pass observation_space=, with decode_observation= if need be")
+    assert str(caught.value).endswith(
+        "choose a field with obs_key=, or pass observation_space=, with decode_observation= if need be; "
+        "openenv_gym.spaces.Json() takes it as it is"
+    )
     assert caught.value.path == "field"
 
 
@@ -166,7 +170,38 @@ class TestObservations:
             found.numbered({"field": "blue"})
 
 
+class Call(BaseModel):
+    type: Literal["call_tool"] = "call_tool"
+    tool_name: str
+    arguments: dict[str, Any] = {}
+
+
+class TestTools:
+    def test_calls_and_their_results_are_json(self):
+        schema = Call.model_json_schema()
+        assert Choices().action(schema) == Fields(Json(), None)
+        assert Choices().observation({}, None, schema) == Fields(Json(), None)
+
+    def test_what_is_chosen_comes_first(self):
+        schema = Call.model_json_schema()
+        assert Choices(action_key="tool_name").action(schema).only == "tool_name"
+        result = {"properties": {"score": {"type": "number"}}}
+        assert Choices(obs_key="score").observation(result, None, schema).only == "score"
+        chosen = Choices(observation_space=Discrete(2)).observation(result, None, schema)
+        assert (chosen.space, chosen.only) == (Discrete(2), "score")
+
+    def test_nothing_else_is_a_tool(self):
+        with pytest.raises(SpaceError, match="arguments: an object without named fields"):
+            infer(create_model("Move", tool_name=(str, ...), arguments=(dict, {})).model_json_schema(), "action")
+
+
 class TestGivenSpaces:
+    def test_json_is_the_whole_or_one_field(self):
+        schema = {"properties": {"a": {"type": "string"}, "b": {}}}
+        assert Fields.given(Json(), schema, "observation") == Fields(Json(), None)
+        assert Fields.given(Json(), schema, "observation", "b") == Fields(Json(), "b")
+        assert Fields(Json(), None).labelled({"x": 1}) == {"x": 1}
+
     schema = create_model("Move", metadata=(dict, {}), to=(Colour, ...), hold=(bool, ...)).model_json_schema()
 
     def test_a_dict_takes_fields_by_name(self):

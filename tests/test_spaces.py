@@ -22,6 +22,7 @@ from openenv_gym.spaces import (
     MAX_CHILDREN,
     MAX_DEPTH,
     MAX_ELEMENTS,
+    Json,
     Leaf,
     build,
     describe,
@@ -231,11 +232,38 @@ class TestDescription:
         }
 
 
+class TestJson:
+    DATA = [None, True, 3, 0.5, "ä", [1, [None, "x"]], {"a": {"b": [1.5, {}]}}, (1, 2)]
+
+    @pytest.mark.parametrize("value", DATA)
+    def test_what_it_has(self, value):
+        assert value in Json()
+        assert Json().from_jsonable(Json().to_jsonable([value])) == [value]
+
+    @pytest.mark.parametrize(
+        "value", [math.nan, math.inf, {1: 2}, b"x", {1}, [np.float64("nan")], np.zeros(2), object()]
+    )
+    def test_what_it_has_not(self, value):
+        assert value not in Json()
+
+    def test_a_value_that_contains_itself(self):
+        value = []
+        value.append(value)
+        assert value not in Json()
+
+    def test_it_is_a_space_like_others(self):
+        assert Json() == Json() != Discrete(2)
+        assert Json().sample() in Json()
+        assert not Json().is_np_flattenable
+        assert batch_space(Json(), 2) == Tuple([Json(), Json()])
+        assert eval(repr(Json())) == Json()
+
+
 class TestWhatCantBeDescribed:
     def test_a_class_of_ones_own(self):
         assert refused(describe, Special(0, 1)) == (
             "Special can't be described, only gymnasium's own Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, "
-            "Tuple, OneOf, Sequence, Graph; exclude this part, or replace it with one of those"
+            "Tuple, OneOf, Sequence, Graph and Json; exclude this part, or replace it with one of those"
         )
 
     @pytest.mark.parametrize("wrong", [gym.Space(), None, object(), 3, Box])
@@ -305,7 +333,7 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize("kind", ["box", "Space", "os.system", "", None, 1, ["Box"], {"Box": 1}])
     def test_unknown_types(self, kind):
         assert refused(build, {"type": kind}).endswith(
-            "; known are Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple, OneOf, Sequence, Graph"
+            "; known are Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple, OneOf, Sequence, Graph, Json"
         )
         assert refused(build, {}).startswith("unknown type None; ")
 

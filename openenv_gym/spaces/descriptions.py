@@ -32,6 +32,7 @@ from openenv_gym.spaces.fields import (
     limits,
     shown,
 )
+from openenv_gym.spaces.json_space import Json
 from openenv_gym.spaces.parts import Path, Space, path_name, sub_spaces
 
 __all__ = ["build", "describe", "ordered_dict"]
@@ -48,7 +49,7 @@ def describe(space: Space) -> dict[str, Any]:
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple, OneOf, Sequence or Graph
-            (gymnasium/spaces/), nested up to `MAX_DEPTH` deep.
+            (gymnasium/spaces/), or `Json`, nested up to `MAX_DEPTH` deep.
 
     Raises:
         SpaceError: for any other class, also one derived from those; for a dtype that isn't in `DTYPES`; and for a Dict
@@ -67,7 +68,7 @@ def _describe(space: Space, path: Path) -> dict[str, Any]:
 def _fields(space: Space, path: Path) -> dict[str, Any]:
     """What describes a space besides its type; called only for exactly the registered classes."""
     raise SpaceError(
-        f"{type(space).__name__} can't be described, only gymnasium's own {', '.join(_BUILDERS)}; "
+        f"{type(space).__name__} can't be described, only gymnasium's own {', '.join(list(_BUILDERS)[:-1])} and Json; "
         "exclude this part, or replace it with one of those",
         path=path_name(path),
     )
@@ -130,6 +131,11 @@ def _describe_sequence(space: Sequence, path: Path) -> dict[str, Any]:
 def _describe_graph(space: Graph, path: Path) -> dict[str, Any]:
     parts = {str(name): _describe(part, (*path, name)) for name, part in sub_spaces(space)}
     return {"edge_space": None, **parts}
+
+
+@_fields.register(Json)
+def _describe_json(space: Json, path: Path) -> dict[str, Any]:  # noqa: ARG001 - as all of them
+    return {}
 
 
 def _dtype_name(space: Space, path: Path) -> str:
@@ -277,6 +283,7 @@ _BUILDERS: Final[dict[str, tuple[tuple[str, ...], Callable[[Reader], Space]]]] =
     "OneOf": (("spaces",), _build_one_of),
     "Sequence": (("feature_space", "stack"), _build_sequence),
     "Graph": (("node_space", "edge_space"), _build_graph),
+    "Json": ((), lambda _: Json()),
 }
 
 

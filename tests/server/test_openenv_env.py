@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from openenv_gym.errors import FactoryError, SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.server.coroutines import Coroutines
-from openenv_gym.server.openenv_env import Models, OpenEnvEnv, Pending, is_openenv, models_of, plain, view
+from openenv_gym.server.openenv_env import Models, OpenEnvEnv, is_openenv, models_of
+from openenv_gym.server.openenv_values import Pending, plain, view
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,14 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Dict, Discrete, Text
 from helpers_envs import Busy, Count, Factory, Sleeper, raiser
 
 from openenv_gym.errors import FactoryError, SpaceError
 from openenv_gym.server import probe as module
 from openenv_gym.server.adapters import EnvSource
 from openenv_gym.server.probe import probe
+from openenv_gym.spaces import Json
 
 
 def look(env, *, calibrate=True, **kwargs):
@@ -54,6 +56,15 @@ class TestWaiting:
 
     def test_an_env_that_computes(self):
         assert look(Busy, seconds=0.01).waits is False
+
+    @pytest.mark.parametrize("space", [Text(3), Json(), Dict({"a": Discrete(2), "text": Text(3)})])
+    def test_text_is_not_tried(self, space):
+        class Spoken(Busy):
+            action_space = space
+
+        factory = Factory(Spoken)
+        assert look(factory).waits is True
+        assert factory.all[0].count("step") == 0
 
     def test_an_env_that_is_over_at_once(self):
         assert look(Busy, seconds=0.001, length=1).waits is False
