@@ -24,12 +24,9 @@ TESTS = ROOT / "tests"
 SOURCES = {"openenv_gym": ROOT / "openenv_gym", "openenv_gym.server": ROOT / "server"}
 
 LADDER = [  # the lowest rung first
-    {"display", "errors", "infos", "loop", "messages", "reset_arguments", "traffic", "version"},
+    {"display", "errors", "infos", "loop", "messages", "registered", "reset_arguments", "traffic", "version"},
     {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet", "server.timings"},
     {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces", "stats"},
-    {"display", "errors", "infos", "loop", "messages", "registered", "reset_arguments", "version"},
-    {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet"},
-    {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces"},
     {"launcher"},
     {"placement"},
     {"server.capacity", "server.executor", "server.settings"},
