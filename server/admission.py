@@ -1,17 +1,16 @@
-"""Who may come in: the token, the Origin header, and the size of a request. An ASGI middleware, without a framework.
+"""Keeps out what `openenv_gym.server.gate` refuses, and too large requests. An ASGI middleware, without a framework.
 
-It stands before every route, so that a new one can't be forgotten; only ``/health`` is open to all.
+It stands before every route, so that a new one can't be forgotten.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
-from openenv_gym.server.settings import ServerSettings
+from openenv_gym.server.gate import Asked, Gate
 
 __all__ = ["Admission"]
 
@@ -24,7 +23,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
-_OPEN: Final = "/health"
+_READING: Final = frozenset({"GET", "HEAD"})
 _CODES: Final = {401: "UNAUTHORIZED", 403: "ORIGIN_NOT_ALLOWED", 413: "MESSAGE_TOO_LARGE"}
 
 
@@ -33,16 +32,16 @@ class Admission:
 
     Args:
         app: the application behind it.
-        settings: the server's settings.
+        gate: who is let in.
+        max_bytes: the largest body of a request.
         refused: told the code of each refusal.
     """
 
-    def __init__(self, app: App, settings: ServerSettings, refused: Callable[[str], None]) -> None:
+    def __init__(self, app: App, gate: Gate, max_bytes: int, refused: Callable[[str], None]) -> None:
         self._app = app
+        self._gate = gate
+        self._max_bytes = max_bytes
         self._refused = refused
-        self._token = settings.token.get_secret_value().encode() if settings.token is not None else None
-        self._origins = frozenset(settings.allowed_origins)
-        self._max_bytes = settings.max_message_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or connection, as ASGI calls it."""
@@ -50,7 +49,7 @@ class Admission:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refusal(scope, headers)
+        refusal = self._gate.refusal(_asked(scope, headers))
         if refusal is None and scope["type"] == "http":
             body = await self._body(headers, receive)
             if body is None:
@@ -64,18 +63,6 @@ class Admission:
             await _refuse(scope, send, *refusal)
             return
         await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
-        if scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) == _OPEN:
-            return None
-        origin = headers.get("origin")
-        if origin is not None and origin not in self._origins:
-            return 403, "this origin isn't allowed"
-        if self._token is not None:
-            scheme, _, shown = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not secrets.compare_digest(shown.strip().encode(), self._token):
-                return 401, "the token is missing or wrong"
-        return None
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> list[Event] | None:
         """A request's body as its events, or None if it is too large: frameworks read any amount into memory."""
@@ -92,6 +79,13 @@ class Admission:
                 return None
             if not event.get("more_body", False):
                 return events
+
+
+def _asked(scope: Scope, headers: dict[str, str]) -> Asked:
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if scope["type"] == "websocket":
+        return Asked("connect", path, headers)
+    return Asked("read" if scope["method"] in _READING else "write", path, headers)
 
 
 def _replay(events: list[Event], receive: Receive) -> Receive:

@@ -18,6 +18,7 @@ from openenv_gym.messages import SUBPROTOCOL
 from openenv_gym.server import batch_dialect, mcp_endpoint, openenv_dialect
 from openenv_gym.server.admission import Admission
 from openenv_gym.server.exact_messages import exact_errors
+from openenv_gym.server.gate import Gate
 from openenv_gym.server.hosting import Hosting
 from openenv_gym.server.json_session import form_of
 from openenv_gym.server.json_sessions import JsonSessions
@@ -37,6 +38,7 @@ from openenv_gym.server.openenv_messages import (
 from openenv_gym.server.openenv_routes import CONTROL, FAILURES, add_openenv_routes, json_response
 from openenv_gym.server.registry import Registry
 from openenv_gym.server.stateless import reset_once, step_once
+from openenv_gym.server.web import web_routes
 from openenv_gym.spaces import describe
 
 __all__ = ["create_app"]
@@ -110,7 +112,8 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
         lifespan=lifespan,
     )
     app.state.registry = registry
-    app.add_middleware(Admission, settings=settings, refused=registry.counts.failed)
+    gate = Gate(settings)
+    app.add_middleware(Admission, gate=gate, max_bytes=settings.max_message_bytes, refused=registry.counts.failed)
     _add_error_handlers(app, exact=registry.source.openenv)
     _add_info_routes(app, registry)
     if registry.source.openenv:
@@ -121,6 +124,8 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
     sessions = JsonSessions(registry)
     _add_mcp_routes(app, sessions)
     _add_websocket(app, sessions)
+    if settings.web:
+        app.router.routes += web_routes(registry, gate)
     return app
 
 

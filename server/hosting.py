@@ -22,7 +22,7 @@ _MODELS: Final = ("state_cls", "reset_observation_cls")
 _WEB: Final = frozenset(
     {"gradio_builder", "custom_tab_name", "custom_tab_primary", "show_default_tab", "title_override"}
 )
-"""What OpenEnv's ``create_app`` takes for its web interface, which this server doesn't have."""
+"""What OpenEnv's ``create_app`` takes for its web interface; this server's page is its own."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Hosting:
         _check_mode(rest.pop("mode", None))
         for name in _WEB & rest.keys():
             del rest[name]
-            logger.warning("%s has no effect: this server has no web interface", name)
+            logger.warning("%s has no effect: this server's page is its own", name)
         _translate(rest)
         settings = ServerSettings.from_options(rest)
         source = EnvSource(env, settings.env_kwargs, name=settings.env_name, models=models, choices=chosen)

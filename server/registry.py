@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -66,6 +67,7 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.draining = False
         self.counts = Counts()
+        self._stopping = asyncio.Event()
         # An env that takes too long can only be given up together with its thread.
         apart = self.probe.waits or settings.max_step_s is not None
         self._executor = Executor(max_workers=settings.max_workers, apart=apart)
@@ -89,6 +91,11 @@ class Registry:
         """Requests that run now."""
         return sum(session.busy for session in self.sessions.values())
 
+    async def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until the server shuts down."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
     def total(self) -> Counts:
         """What happened since the start, in all sessions."""
         total = Counts()
@@ -104,6 +111,7 @@ class Registry:
     async def stop(self) -> None:
         """Close all sessions; envs that don't end within ``shutdown_s`` are left behind. Stopping twice is fine."""
         self.draining = True
+        self._stopping.set()
         if self._reaper is not None:
             self._reaper.cancel()
         for session in list(self.sessions.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -95,6 +96,11 @@ class Session(Outlet):
         self._turn = asyncio.Lock()
         self._gone = asyncio.Event()
         self._everyone = self._by_worker(range(slots.count))
+
+    @property
+    def renders(self) -> bool:
+        """Whether its envs draw frames."""
+        return self.slots.metadata.get("render_mode") == "rgb_array"
 
     @property
     def busy(self) -> bool:
@@ -193,6 +199,21 @@ class Session(Outlet):
                 return Failed(request.id, "EXECUTION_ERROR", type(error).__name__, "the server failed; see its log")
             finally:
                 self.last_active = time.monotonic()
+
+    async def frame(self, number: int) -> Any:
+        """What an env shows now, drawn on its thread between two requests; None if it can't. This is no activity."""
+        frames: list[Any] = []
+
+        def draw(_: Sequence[Assignment]) -> None:
+            env = self.slots.slots[number].env
+            if env is not None:
+                with contextlib.suppress(Exception):  # such as an env that wasn't reset yet
+                    frames.append(env.render())
+
+        async with self._turn:
+            if not self.closed:
+                await self._on_workers(self._by_worker([number]), draw, self._settings.max_step_s)
+        return frames[0] if frames else None
 
     def _count(self, request: Request, reply: Reply, seconds: float) -> None:
         if isinstance(reply, Failed):

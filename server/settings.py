@@ -36,6 +36,7 @@ class ServerSettings(BaseModel):
         ping_interval_s: seconds between WebSocket pings; None sends none.
         ping_timeout_s: seconds after which a missing pong closes the connection; None waits for ever.
         shutdown_s: seconds that running steps have to end at shutdown.
+        web: serve a page at ``/web`` that shows what the server does, and lets people try an env.
         debug: send remote tracebacks to clients. They hold file paths.
     """
 
@@ -57,6 +58,7 @@ class ServerSettings(BaseModel):
     ping_interval_s: float | None = Field(default=60.0, gt=0)
     ping_timeout_s: float | None = Field(default=60.0, gt=0)
     shutdown_s: float = Field(default=5.0, ge=0)
+    web: bool = True
     debug: bool = False
 
     @model_validator(mode="after")

@@ -25,12 +25,13 @@ SOURCES = {"openenv_gym": ROOT / "openenv_gym", "openenv_gym.server": ROOT / "se
 
 LADDER = [  # the lowest rung first
     {"display", "errors", "infos", "loop", "messages", "registered", "reset_arguments", "traffic", "version"},
-    {"server.coroutines", "server.counts", "server.drawing", "server.logs", "server.outlet", "server.timings"},
+    {"server.coroutines", "server.counts", "server.drawing", "server.images", "server.logs"},
+    {"server.outlet", "server.timings"},
     {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces", "stats"},
     {"launcher"},
     {"placement"},
     {"server.capacity", "server.executor", "server.settings"},
-    {"inference", "jsonable", "leaf_values", "openenv_sessions"},
+    {"inference", "jsonable", "leaf_values", "openenv_sessions", "server.gate"},
     {"server.openenv_values"},
     {"server.openenv_env"},
     {"server.adapters"},
@@ -45,7 +46,7 @@ LADDER = [  # the lowest rung first
         "server.mcp",
         "server.probe",
     },
-    {"server.tools"},
+    {"server.tools", "server.widgets"},
     {"json_form", "server.access", "server.encoding", "server.json_form", "server.openenv_messages", "server.slot"},
     {
         "batch_link",
@@ -61,8 +62,8 @@ LADDER = [  # the lowest rung first
     {"server.flights"},
     {"client", "options", "rollout", "server.session"},
     {"server.registry"},
-    {"server.batch_dialect", "server.json_session", "server.metrics", "server.run"},
-    {"server.json_sessions", "server.stateless", "server.tasks"},
+    {"server.batch_dialect", "server.json_session", "server.metrics", "server.overview", "server.run"},
+    {"server.json_sessions", "server.stateless", "server.tasks", "server.web"},
     {"server.mcp_endpoint", "server.openenv_routes"},
     {"server.openenv_dialect"},
     {"server.app"},
@@ -95,6 +96,8 @@ PURE = BASE | {"server.access", "server.adapters", "server.encoding", "server.js
 PURE |= {
     "server.counts",
     "server.drawing",
+    "server.gate",
+    "server.images",
     "server.openenv_env",
     "server.openenv_form",
     "server.openenv_values",
@@ -102,6 +105,7 @@ PURE |= {
     "server.slot",
     "server.slots",
     "server.timings",
+    "server.widgets",
 }
 IO = {"asyncio", "concurrent", "fastapi", "socket", "threading", "uvicorn", "websockets"}
 IO_EXCUSED = {
@@ -113,6 +117,8 @@ IO_EXCUSED = {
 # A foreign package -> the only modules that import it.
 ONLY_IN = {
     "fastapi": {"server.app", "server.openenv_routes"},
+    "starlette": {"server.web"},  # the page's routes; FastAPI's parameters and schemas would be of no use there
+    "jinja2": {"server.web"},
     "stable_baselines3": {"sb3", "demo"},
     "torch": {"demo"},
     "openenv": set(),

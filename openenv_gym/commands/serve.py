@@ -69,6 +69,7 @@ def serve(
     allow_origin: Annotated[list[str] | None, typer.Option(help="Origin of web pages to admit; repeatable.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file with the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    no_web: Annotated[bool, typer.Option("--no-web", help="Serve no page at /web.")] = False,
     log_level: Annotated[_LogLevel, typer.Option(help="The least level of events that are logged.")] = _LogLevel.info,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log each event as a line of JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, here and to clients.")] = False,
@@ -99,6 +100,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("allow_call", "allow_set", "allow_get"):
         options[name] = _names(options[name])
     options["allowed_origins"] = given["allow_origin"] or ()
+    options["web"] = not given["no_web"]
     options["token"] = read_token(given["token_env"], given["token_file"])
     options["env_kwargs"] = _keyword_arguments(given["env_kwargs"])
     try:

@@ -6,10 +6,18 @@ import json
 import pytest
 
 from openenv_gym.server.admission import Admission
+from openenv_gym.server.gate import Gate
 from openenv_gym.server.settings import ServerSettings
 
 
-def ask(*, path="/step", kind="http", headers=(), body=(b"",), root_path="", extensions=None, **settings):
+def guarded(app, refused, **options):
+    settings = ServerSettings(**options)
+    return Admission(app, Gate(settings), settings.max_message_bytes, refused)
+
+
+def ask(
+    *, path="/step", kind="http", method="POST", headers=(), body=(b"",), root_path="", extensions=None, **settings
+):
     """The events that an app behind the admission got, and those that the client got."""
     got, sent = [], []
 
@@ -36,9 +44,16 @@ def ask(*, path="/step", kind="http", headers=(), body=(b"",), root_path="", ext
     async def send(event):
         sent.append(event)
 
-    scope = {"type": kind, "path": path, "root_path": root_path, "headers": headers, "extensions": extensions or {}}
+    scope = {
+        "type": kind,
+        "method": method,
+        "path": path,
+        "root_path": root_path,
+        "headers": headers,
+        "extensions": extensions or {},
+    }
     refusals = []
-    asyncio.run(Admission(app, ServerSettings(**settings), refusals.append)(scope, receive, send))
+    asyncio.run(guarded(app, refusals.append, **settings)(scope, receive, send))
     assert len(refusals) == bool(sent)
     return got, sent, receive.given
 
@@ -150,5 +165,5 @@ def test_other_scopes_pass():
     async def app(scope, receive, send):
         seen.append(scope)
 
-    asyncio.run(Admission(app, ServerSettings(token="s3cret"), seen.append)({"type": "lifespan"}, None, None))
+    asyncio.run(guarded(app, seen.append, token="s3cret")({"type": "lifespan"}, None, None))
     assert seen == [{"type": "lifespan"}]

@@ -1,0 +1,261 @@
+"""The page over HTTP, and in a real browser."""
+
+import contextlib
+import json
+import re
+import shutil
+import threading
+
+import gymnasium as gym
+import httpx
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
+from helpers_server import running
+
+from openenv_gym import RemoteVecEnv
+from openenv_gym.server import create_app
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+browser_test = pytest.mark.skipif(CHROMIUM is None, reason="chromium is missing: apt-get install chromium")
+TOKEN = "s3cret-of-the-page"
+
+
+class Arm(gym.Env):
+    """An action of many kinds, which the test reads back from the observation."""
+
+    observation_space = Dict({"turn": Box(-9, 9, (2, 2)), "text": Text(99)})
+    action_space = Dict(
+        {"turn": Box(-1, 1, (2, 2)), "grip": Discrete(3), "on": MultiBinary(2), "word": Text(9, charset="abc")}
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"turn": np.zeros((2, 2), np.float32), "text": f"seed {seed}"}, {}
+
+    def step(self, action):
+        text = f"{action['grip']} {list(map(int, action['on']))} {action['word']}"
+        return {"turn": np.asarray(action["turn"], np.float32), "text": text}, 0.5, False, False, {}
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    with running(create_app("CartPole-v1", token=TOKEN, max_envs=12)) as url:
+        yield url
+
+
+class TestHttp:
+    def test_the_form_is_shown_to_strangers_and_tells_nothing(self, cartpole):
+        answer = httpx.get(f"{cartpole}/web")
+        assert answer.status_code == 200
+        assert 'type="password"' in answer.text
+        assert "Try it" not in answer.text
+        assert TOKEN not in answer.text
+        for path in ("/web/events", "/web/frames/x/0", "/metrics", "/"):
+            assert httpx.get(cartpole + path).status_code == 401
+
+    def test_signing_in_and_out(self, cartpole):
+        own = {"origin": cartpole}
+        wrong = httpx.post(f"{cartpole}/web", data={"token": "wrong"}, headers=own)
+        assert wrong.status_code == 401
+        assert "set-cookie" not in wrong.headers
+        assert (
+            httpx.post(f"{cartpole}/web", data={"token": TOKEN}, headers={"origin": "http://evil.org"}).status_code
+            == 403
+        )
+        with httpx.Client(base_url=cartpole) as client:
+            answer = client.post("/web", data={"token": TOKEN}, headers=own)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/web")
+            cookie = answer.headers["set-cookie"].lower()
+            assert "httponly" in cookie
+            assert "samesite=strict" in cookie
+            assert TOKEN not in cookie
+            assert "Try it" in client.get("/web").text
+            assert client.get("/metrics").status_code == 200
+            assert client.post("/reset").status_code == 401  # a cookie alone changes nothing
+            assert client.post("/reset", headers=own).status_code == 200
+            assert client.post("/web/sign-out", headers=own).status_code == 303
+            assert "Try it" not in client.get("/web").text
+
+    @pytest.mark.parametrize("body", [b"", b"token", b"token=%ff%00", b"\xff" * 99999, b"token=" + b"a" * 99999])
+    def test_odd_forms(self, cartpole, body):
+        assert httpx.post(f"{cartpole}/web", content=body).status_code == 401
+
+    def test_the_policy_is_strict_and_the_page_needs_no_exception(self, cartpole):
+        page = httpx.get(f"{cartpole}/web", headers={"authorization": f"Bearer {TOKEN}"})
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "//" not in policy
+        assert page.headers["cache-control"] == "no-store"
+        assert (
+            re.findall(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=|https?://", page.text.partition("About")[0])
+            == []
+        )
+
+    def test_one_look_each_second_while_somebody_looks(self, cartpole):
+        with httpx.stream("GET", f"{cartpole}/web/events", headers={"authorization": f"Bearer {TOKEN}"}) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            lines = (line for line in stream.iter_lines() if line)
+            looks = [json.loads(next(lines).removeprefix("data: ")) for _ in range(2)]
+        assert [look["max_envs"] for look in looks] == [12, 12]
+
+    def test_a_stream_does_not_hold_up_the_end(self):
+        with running(create_app("CartPole-v1")) as url:
+            stream = httpx.stream("GET", f"{url}/web/events", timeout=30)
+            lines = stream.__enter__().iter_lines()
+            next(lines)
+        with contextlib.suppress(httpx.HTTPError):
+            assert len(list(lines)) < 5
+        stream.__exit__(None, None, None)
+
+    def test_it_can_be_left_out(self):
+        with running(create_app("CartPole-v1", web=False)) as url:
+            for path in ("/web", "/web/events", "/web/static/page.js", "/"):
+                assert httpx.get(url + path).status_code == 404
+            assert httpx.post(f"{url}/reset", headers={"origin": url}).status_code == 403
+
+    def test_what_an_env_says_is_no_markup(self):
+        with running(create_app("CartPole-v1", env_name="<script>alert(1)</script>")) as url:
+            assert "<script>alert" not in httpx.get(f"{url}/web").text
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open pages, of which none may complain or ask another host for anything."""
+    problems = []
+    with contextlib.ExitStack() as stack:
+
+        def visit(url, **options):
+            context = browser.new_context(**options)
+            stack.callback(context.close)
+            page = context.new_page()
+            page.set_default_timeout(15_000)
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("console", lambda said: said.type in ("error", "warning") and problems.append(said.text))
+            page.on("request", lambda asked: asked.url.startswith((url, "data:")) or problems.append(asked.url))
+            page.goto(f"{url}/web")
+            return page
+
+        yield visit
+    assert problems == []
+
+
+def sign_in(page):
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    page.locator("#link.live").wait_for()
+
+
+@contextlib.contextmanager
+def training(url, **options):
+    """A learner that steps as long as this lasts."""
+    end = threading.Event()
+
+    def learn():
+        with RemoteVecEnv(url, 4, token=TOKEN, **options) as envs:
+            envs.reset(seed=1)
+            while not end.wait(0.002):
+                envs.step(np.zeros(4, np.int64))
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@browser_test
+class TestInABrowser:
+    def test_it_shows_a_running_training_and_its_frames(self, visit, cartpole):
+        page = visit(cartpole)
+        sign_in(page)
+        with training(cartpole, render_mode="rgb_array"):
+            row = page.locator("#rows tr[data-name]")
+            row.get_by_text("active").wait_for()
+            assert row.count() == 1
+            assert page.locator("#envs").text_content() == "4"
+            page.wait_for_function("Number(document.getElementById('steps_per_s').textContent.replace(',', '')) > 10")
+            assert re.fullmatch(r"[\d.]+ (µs|ms|s)", page.locator("#p50").text_content())
+            row.get_by_role("button", name="Watch").click()
+            page.locator("#watch-frame").wait_for()
+            assert page.evaluate("document.getElementById('watch-frame').naturalWidth") == 600
+        page.get_by_text("No sessions now").wait_for()
+
+    def test_an_env_is_tried_with_the_keyboard_alone(self, visit, cartpole):
+        page = visit(cartpole)
+        page.keyboard.type(TOKEN)  # the form's only field has the focus
+        page.keyboard.press("Enter")
+        page.locator("#link.live").wait_for()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")  # the link that skips to "Try it"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "reset"
+        page.keyboard.press("Enter")
+        page.get_by_text("The episode begins.").wait_for()
+        page.locator("#canvas").wait_for()
+        for _ in range(3):  # seed, close, the first action
+            page.keyboard.press("Tab")
+        for step in range(1, 4):
+            page.keyboard.press("Enter")
+            page.get_by_text(f"Step {step}: reward 1.").wait_for()
+        assert page.locator("#r-return").text_content() == "3"
+        for _ in range(20):
+            page.keyboard.press("Enter")
+            if "episode is over" in page.locator("#said").text_content():
+                break
+            page.wait_for_timeout(30)
+        page.get_by_text("The episode is over, with a return of").wait_for()
+        page.get_by_role("button", name="Close").click()
+        page.get_by_text("Closed. Reset to begin again.").wait_for()
+        page.get_by_text("No sessions now").wait_for()
+
+    def test_a_phone_needs_no_scrolling_sideways(self, visit, cartpole):
+        page = visit(cartpole, viewport={"width": 360, "height": 700}, color_scheme="dark", has_touch=True)
+        sign_in(page)
+        with training(cartpole):
+            page.locator("#rows tr[data-name]").wait_for()
+            page.get_by_role("button", name="Reset").tap()
+            page.get_by_text("The episode begins.").wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") == 360
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 21, 20)"
+
+    def test_actions_of_all_kinds(self, visit):
+        with running(create_app(Arm)) as url:
+            page = visit(url)
+            page.locator("#link.live").wait_for()
+            page.get_by_label("Seed").fill("7")
+            page.get_by_role("button", name="Reset").click()
+            page.get_by_text('text: "seed 7"').wait_for()
+            page.get_by_label("turn[0, 1]", exact=True).fill("0.5")
+            page.get_by_label("turn[1, 0], slider").fill("-1")
+            page.get_by_label("grip").select_option("2")
+            page.get_by_label("on[1]").check()
+            page.get_by_label("word").fill('"cab"')
+            page.get_by_role("button", name="Step").click()
+            page.get_by_text("Step 1: reward 0.5.").wait_for()
+            seen = page.locator("#observation").text_content()
+            assert "[[0, 0.5], [-1, 0]]" in seen
+            assert "2 [0, 1] cab" in seen
+            page.get_by_label("word").fill("cab")
+            page.get_by_role("button", name="Step").click()
+            page.get_by_text("This is no JSON").wait_for()
+            page.get_by_label("word").fill('"xyz"')
+            page.get_by_role("button", name="Step").click()
+            page.locator("#said.problem", has_text="word").wait_for()
