@@ -139,7 +139,7 @@ class BatchLink:
         if self._gone is None:
             self._send(request, deliver)
         elif isinstance(request, Reset):
-            self._reopening = self._background(self._reopen(request, deliver))
+            self._reopening = self._background(self._reopen(request, deliver, self._reopening))
         else:
             deliver(self._gone)
 
@@ -246,16 +246,19 @@ class BatchLink:
         self._protocol.lost()
         await self._handshake(await self._dial(anew=False), self._protocol.resume())
 
-    async def _reopen(self, request: Reset, deliver: Deliver) -> None:
-        """Open a new session, and reset its envs."""
+    async def _reopen(self, request: Reset, deliver: Deliver, before: asyncio.Task[None] | None) -> None:
+        """Open a new session, unless that was done ``before``, and reset its envs."""
         spaces = (self.observation_space, self.action_space)
 
         async def attempt() -> None:
             await self.open(await self._dial(anew=True))
 
         try:
-            await insist(attempt, self._reconnect_timeout_s, self.url, self._gone)
-            self._keep(*spaces)
+            if before is not None:
+                await asyncio.wait([before])
+            if self._gone is not None:
+                await insist(attempt, self._reconnect_timeout_s, self.url, self._gone)
+                self._keep(*spaces)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
             self._lose(error)
             deliver(error)

@@ -192,7 +192,8 @@ class BatchReader:
         ]
         self._restore = [restorer(leaf.space) for leaf in self._leaves]
         self._reused: list[LeafValues] | None = None if copy else self._empty()
-        self._latest: list[tuple[slice | Sequence[int], list[LeafValues]]] = [(slice(0, num_envs), self._empty())]
+        self._memory = self._empty()
+        self._latest: list[tuple[slice | Sequence[int], list[LeafValues]]] = [(slice(0, num_envs), self._memory)]
 
     def read(self, parts: list[Part]) -> Any:
         """The batched observation after these rows changed.
@@ -220,7 +221,20 @@ class BatchReader:
         if sum(self._count(rows) for rows, _ in parts) == self._num_envs:
             self._latest = fresh
         else:
-            self._latest = [(slice(0, self._num_envs), self._gather([*self._latest, *fresh], self._empty()))]
+            self._gather(fresh, self._in_one_piece())
+
+    def read_rows(self, parts: list[Part], rows: list[int]) -> Any:
+        """The batched observation of some rows only, in fresh arrays, after ``parts`` changed; see `read`."""
+        self.keep(parts)
+        columns = ([c[row] for row in rows] if isinstance(c, list) else c[rows] for c in self._in_one_piece())
+        return assemble(self._space, (tuple(deepcopy(c)) if isinstance(c, list) else c for c in columns))
+
+    def _in_one_piece(self) -> list[LeafValues]:
+        """The latest values of all rows, in arrays that aren't given out."""
+        if self._latest[0][1] is not self._memory:
+            self._memory = self._gather(self._latest, self._empty())
+            self._latest = [(slice(0, self._num_envs), self._memory)]
+        return self._memory
 
     def rows(self, batch: Batch, count: int) -> list[Any]:
         """The single observations of a batch of ``count`` envs, each with memory of its own.

@@ -12,8 +12,8 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from openenv_gym.errors import LocalProtocolError, ReplyTimeout
 from openenv_gym.link import Link
@@ -109,11 +109,19 @@ class Pool:
 
     def start(self, requests: Sequence[tuple[int, Request]]) -> _Call:
         """Send requests, and return at once; `wait` takes what this returns."""
+        call = _Call(len(requests))
+        self.call_soon(self._launch, call, requests)
+        return call
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Run a callback on the loop thread, where the links live.
+
+        Raises:
+            LocalProtocolError: in a forked child process.
+        """
         if os.getpid() != self._pid:
             raise LocalProtocolError("this env was made before a fork; make a new one in the child process")
-        call = _Call(len(requests))
-        self._loop.call_soon(self._launch, call, requests)
-        return call
+        self._loop.call_soon(callback, *args)
 
     def wait(
         self, call: _Call, requests: Sequence[tuple[int, Request]], phase: str, timeout_s: float

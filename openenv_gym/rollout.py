@@ -34,7 +34,7 @@ from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Re
 from openenv_gym.pool import Pool
 from openenv_gym.stats import Recorder, Stats
 
-__all__ = ["CONNECTION_LOST", "Ending", "Pending", "Resets", "Rollout", "Steps", "warn"]
+__all__ = ["CONNECTION_LOST", "Ending", "Pending", "Resets", "Rollout", "Steps", "raise_all", "warn"]
 
 CONNECTION_LOST: Final = "connection_lost"
 """The info key of rows whose session is gone."""
@@ -119,6 +119,11 @@ class Rollout:
     Attributes:
         pool: the connections.
         reader: puts observations together, and remembers the last of each row.
+        begun: the rows with an episode to go on with.
+        over: the rows whose episode ended in their last step.
+        lost_links: the links whose session is gone, unless a reset has opened a new one.
+        orphans: rows whose episode went with its session, which their next step has to report.
+        truncated: rows for which that was reported, and whose next step is the reset of a new episode.
         recorder: counts the steps, and notes where their time goes.
     """
 
@@ -130,9 +135,11 @@ class Rollout:
         self._on_lost = on_lost
         self._warn = warn
         self._told: set[str] = set()
-        self._begun = np.zeros(self.num_envs, np.bool_)
-        self._over = np.zeros(self.num_envs, np.bool_)
-        self._lost_links: set[int] = set()
+        self.begun = np.zeros(self.num_envs, np.bool_)
+        self.over = np.zeros(self.num_envs, np.bool_)
+        self.lost_links: set[int] = set()
+        self.orphans: set[int] = set()
+        self.truncated: set[int] = set()
         self._lost_rows: dict[str, list[int]] = {}
 
     # ------------------------------------------------------------------------------------------------ reset
@@ -155,7 +162,7 @@ class Rollout:
             PackError: for options that can't be sent.
         """
         chosen = range(self.num_envs) if rows is None else rows
-        left = sorted(set(np.flatnonzero(~self._begun).tolist()) - set(chosen))
+        left = sorted(set(np.flatnonzero(~self.begun).tolist()) - set(chosen))
         if left:
             raise gym.error.ResetNeeded(f"env {left[0]} was never reset (or its session was lost): reset it too")
         requests: list[tuple[int, Request]] = []
@@ -180,23 +187,27 @@ class Rollout:
             assert isinstance(request, Reset)
             if isinstance(reply, Observed):
                 self._take_observed(i, request, reply, result)
-                errors += self._errors(i, reply.failures)
+                errors += self.errors_of(i, reply.failures)
             else:
                 errors.append(_unexpected(reply))
-        self._tell_notes()
-        _raise(errors)
+        self.tell_notes()
+        raise_all(errors)
         return result
 
     def _take_observed(self, link: int, request: Reset, reply: Observed, result: Resets) -> list[int]:
         of_link = self.pool.rows[link]
-        if link in self._lost_links:  # the envs are new, and those that this reset leaves out have no episode
-            self._begun[list(of_link)] = False
-            self._lost_links.discard(link)
+        if link in self.lost_links:  # the envs are new, and those that this reset leaves out have no episode
+            self.begun[list(of_link)] = False
+            self.lost_links.discard(link)
+            self.orphans.difference_update(of_link)
+            self.truncated.difference_update(of_link)
         rows = self._rows_of(link, request)
+        self.orphans.difference_update(rows)
+        self.truncated.difference_update(rows)
         failed = {of_link[failure.slot] for failure in reply.failures}
         good = [row for row in rows if row not in failed]
-        self._begun[good] = True
-        self._over[rows] = False
+        self.begun[good] = True
+        self.over[rows] = False
         result.parts.append((rows_of(rows), reply.observations))
         result.infos += [(rows[position], unpack(info)) for position, info in reply.infos.items()]
         if reply.unseeded:
@@ -217,20 +228,24 @@ class Rollout:
             ResetNeeded: if an env was never reset or, without autoreset, has finished. Nothing is sent then.
             PackError: for an action that can't be sent.
         """
-        if not self._begun.all():
-            row = int(np.flatnonzero(~self._begun)[0])
-            raise gym.error.ResetNeeded(f"call `reset` before `step`: env {row} has no episode to go on with")
-        if autoreset is AutoresetMode.DISABLED and self._over.any():
-            raise EpisodeOver(np.flatnonzero(self._over).tolist())
+        self.check(slice(None), autoreset)
         mode = None if autoreset is None else autoreset.value
         requests: list[tuple[int, Request]] = []
         for i, rows in enumerate(self.pool.rows):
-            if i in self._lost_links:  # its episodes were reported as truncated; this step starts new ones
+            if self.truncated.issuperset(rows):  # this step starts new episodes
                 requests.append((i, Reset(0, None, None, None)))
             else:
                 batch = to_batch(actions, slice(rows.start, rows.stop))
                 requests.append((i, Step(0, None, batch, mode, self.recorder.collecting)))
         return self._send("step", requests, autoreset)
+
+    def check(self, rows: slice | list[int], autoreset: AutoresetMode | None) -> None:
+        """Refuse to step rows without an episode; see `start_step`."""
+        if not self.begun[rows].all():
+            row = np.arange(self.num_envs)[rows][~self.begun[rows]][0]
+            raise gym.error.ResetNeeded(f"call `reset` before `step`: env {row} has no episode to go on with")
+        if autoreset is AutoresetMode.DISABLED and self.over[rows].any():
+            raise EpisodeOver(sorted(np.arange(self.num_envs)[rows][self.over[rows]].tolist()))
 
     def finish_step(self, pending: Pending, timeout_s: float) -> Steps:
         """Wait for a step.
@@ -243,31 +258,35 @@ class Rollout:
         self.recorder.wait()
         replies = self._wait(pending, timeout_s)
         self.recorder.take(self.pool.trip(pending.call, pending.requests) if self.recorder.collecting else None)
-        result = Steps(
-            rewards=np.zeros(self.num_envs),
-            terminated=np.zeros(self.num_envs, np.bool_),
-            truncated=np.zeros(self.num_envs, np.bool_),
-        )
+        result = self.no_steps()
         errors: list[Exception] = []
         for (i, request), reply in zip(pending.requests, replies, strict=True):
             if isinstance(reply, Stepped):
-                self._take_stepped(i, reply, result)
-                errors += self._errors(i, reply.failures)
+                self.take_stepped(self.pool.rows[i], reply, result)
+                errors += self.errors_of(i, reply.failures)
             elif isinstance(reply, Observed) and isinstance(request, Reset):
                 self._take_observed(i, request, reply, result)
-                errors += self._errors(i, reply.failures)
+                errors += self.errors_of(i, reply.failures)
             elif isinstance(reply, SessionLost) and isinstance(request, Step):
                 errors += self._take_lost(i, reply, result, pending.autoreset, timeout_s)
             else:
                 errors.append(_unexpected(reply))
-        np.logical_or(result.terminated, result.truncated, out=self._over)
-        self._tell_notes()
-        _raise(errors)
+        np.logical_or(result.terminated, result.truncated, out=self.over)
+        self.tell_notes()
+        raise_all(errors)
         return result
 
-    def _take_stepped(self, link: int, reply: Stepped, result: Steps) -> None:
-        rows = self.pool.rows[link]
-        part = slice(rows.start, rows.stop)
+    def no_steps(self) -> Steps:
+        """A result to be filled."""
+        return Steps(
+            rewards=np.zeros(self.num_envs),
+            terminated=np.zeros(self.num_envs, np.bool_),
+            truncated=np.zeros(self.num_envs, np.bool_),
+        )
+
+    def take_stepped(self, rows: Sequence[int], reply: Stepped, result: Steps) -> None:
+        """Put a reply for these rows into a result."""
+        part = slice(rows.start, rows.stop) if isinstance(rows, range) else list(rows)
         result.parts.append((part, reply.observations))
         self.recorder.env_steps += len(rows)
         try:
@@ -295,14 +314,15 @@ class Rollout:
         """Report a lost session's rows as truncated; under same-step autoreset also start their next episodes."""
         rows = self.pool.rows[link]
         if self._on_lost == "raise":
-            self._begun[list(rows)] = False
+            self.begun[list(rows)] = False
             return [error]
-        self._lost_links.add(link)
-        self._lost_rows.setdefault(str(error), []).extend(rows)
+        self.lost_links.add(link)
+        self.truncated.update(rows)
+        self.note_lost(error, rows)
         result.truncated[list(rows)] = True
         endings = [Ending(row, self.reader.last(row), {CONNECTION_LOST: True}) for row in rows]
         if autoreset is None:  # a single env's caller must reset it
-            self._begun[list(rows)] = False
+            self.begun[list(rows)] = False
         if autoreset is AutoresetMode.SAME_STEP:
             request = Reset(0, None, None, None)
             (reply,) = self.pool.call([(link, request)], "reset", timeout_s)
@@ -350,10 +370,10 @@ class Rollout:
         for (i, request), reply in zip(pending.requests, replies, strict=True):
             if isinstance(reply, Returned):
                 values.update(zip(self._rows_of(i, request), (unpack(value) for value in reply.values), strict=True))
-                errors += self._errors(i, reply.failures)
+                errors += self.errors_of(i, reply.failures)
             else:
                 errors.append(_unexpected(reply))
-        _raise(errors)
+        raise_all(errors)
         return [values[row] for row in pending.rows]
 
     # ------------------------------------------------------------------------------------------------ stats
@@ -374,13 +394,13 @@ class Rollout:
 
     def _send(self, phase: str, requests: list[tuple[int, Request]], autoreset: AutoresetMode | None = None) -> Pending:
         """Send. Unless all replies come (an interrupt is enough), nothing is known of the rows: they need a reset."""
-        begun, self._begun = self._begun, np.zeros_like(self._begun)
+        begun, self.begun = self.begun, np.zeros_like(self.begun)
         return Pending(phase, requests, self.pool.start(requests), autoreset, begun=begun)
 
     def _wait(self, pending: Pending, timeout_s: float) -> list[Reply | Exception]:
         replies = self.pool.wait(pending.call, pending.requests, pending.phase, timeout_s)
         if all(not isinstance(reply, ReplyTimeout) for reply in replies):
-            self._begun = pending.begun
+            self.begun = pending.begun
         return replies
 
     def _rows_of(self, link: int, request: Request) -> list[int]:
@@ -388,7 +408,8 @@ class Rollout:
         slots = getattr(request, "slots", None)
         return list(of_link) if slots is None else [of_link[slot] for slot in slots]
 
-    def _errors(self, link: int, failures: list[EnvFailure]) -> list[Exception]:
+    def errors_of(self, link: int, failures: list[EnvFailure]) -> list[Exception]:
+        """What a link's envs raised."""
         rows = self.pool.rows[link]
         return [remote_env_error(f.code, f.type, f.message, rows[f.slot], f.traceback) for f in failures]
 
@@ -397,7 +418,12 @@ class Rollout:
             self._told.add(key or text)
             self._warn(text)
 
-    def _tell_notes(self) -> None:
+    def note_lost(self, error: SessionLost, rows: Sequence[int]) -> None:
+        """Note rows that are truncated since their session is gone; `tell_notes` tells the user."""
+        self._lost_rows.setdefault(str(error), []).extend(rows)
+
+    def tell_notes(self) -> None:
+        """Tell the user what was noted."""
         for cause, rows in self._lost_rows.items():  # one warning, though each row may have a connection of its own
             which = f"row {rows[0]} is" if len(rows) == 1 else f"rows {ranges(rows)} are"
             self._tell(f"{cause}: {which} truncated", key=cause)
@@ -446,7 +472,8 @@ def _unexpected(reply: Reply | Exception) -> Exception:
     return reply if isinstance(reply, Exception) else RemoteProtocolError(f"unexpected {type(reply).__name__}")
 
 
-def _raise(errors: list[Exception]) -> None:
+def raise_all(errors: list[Exception]) -> None:
+    """Raise an error, or one that stands for several envs', if there is any."""
     if not errors:
         return
     by_row: dict[int, Exception] = {

@@ -23,34 +23,40 @@ class Turns:
     Attributes:
         state: what is waited for.
         pending: what was sent and not yet waited for.
+        in_flight: the number of envs whose step was sent by `send`, and not yet received.
     """
 
     def __init__(self) -> None:
         self.state = AsyncState.DEFAULT
         self.pending: Pending | None = None
+        self.in_flight = 0
         self._lock = threading.Lock()
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
+    def alone(self, name: str, *, beside: bool = False) -> Iterator[None]:
         """Hold the turn for the block.
+
+        Args:
+            name: the call's name.
+            beside: whether it may be made while envs are in flight.
 
         Raises:
             AlreadyPendingCallError: if another call wasn't waited for.
         """
-        self._take(name)
+        self._take(name, beside)
         try:
             yield
         finally:
             self._lock.release()
 
     @contextmanager
-    def begin(self, name: str, state: AsyncState) -> Iterator[None]:
-        """Take the turn and, unless what is sent in the block fails, keep it until it was waited for.
+    def begin(self, name: str, state: AsyncState, *, beside: bool = False) -> Iterator[None]:
+        """Take the turn and, unless what is sent in the block fails, keep it until it was waited for; see `alone`.
 
         Raises:
             AlreadyPendingCallError: if another call wasn't waited for.
         """
-        self._take(name)
+        self._take(name, beside)
         self.state = state
         try:
             yield
@@ -80,8 +86,12 @@ class Turns:
             self.state = AsyncState.DEFAULT
             self._lock.release()
 
-    def _take(self, name: str) -> None:
+    def _take(self, name: str, beside: bool) -> None:
         if not self._lock.acquire(blocking=False):
             state = str(self.state.value)
             text = f"Calling `{name}` while waiting for a pending call to `{state}` to complete"
             raise AlreadyPendingCallError(text, state)
+        if self.in_flight and not beside:
+            self._lock.release()
+            text = f"Calling `{name}` while {self.in_flight} env(s) are in flight after `send`: call `recv` first"
+            raise AlreadyPendingCallError(text, "send")

@@ -23,14 +23,16 @@ from openenv_gym.actions import check_actions
 from openenv_gym.backend import Backend
 from openenv_gym.display import table
 from openenv_gym.errors import OpenEnvGymError
+from openenv_gym.first_ready import FirstReady
 from openenv_gym.infos import merge_infos
 from openenv_gym.options import RemoteOptions
 from openenv_gym.rendering import METADATA, check_render_mode, metadata_here
 from openenv_gym.reset_arguments import each_seed, split_mask
-from openenv_gym.rollout import Rollout, Steps, warn
+from openenv_gym.rollout import Pending, Rollout, warn
 from openenv_gym.specs import without_secrets
 from openenv_gym.turns import Turns
-from openenv_gym.vector_calls import VectorCalls, limit
+from openenv_gym.vector_calls import limit
+from openenv_gym.vector_ready import VectorReady, step_infos
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteVecEnv"]
 
 
-class RemoteVecEnv(VectorCalls):
+class RemoteVecEnv(VectorReady):
     """``num_envs`` envs on one or more servers, stepped in one round trip.
 
     Args:
@@ -100,6 +102,7 @@ class RemoteVecEnv(VectorCalls):
         self._autoreset = AutoresetMode(autoreset_mode)
         self._backend = Backend(self.options, num_envs, local=local, env_kwargs=env_kwargs)
         self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn, copy=copy)
+        self._first_ready = FirstReady(self.rollout, self._autoreset, on_lost=self.options.on_lost)
         link = self._backend.pool.links[0]
         self.num_envs = num_envs
         self.copy = copy
@@ -166,8 +169,9 @@ class RemoteVecEnv(VectorCalls):
         """
         self._assert_is_running()
         seeds = each_seed(seed, self.num_envs)
-        with self._turns.begin("reset_async", AsyncState.WAITING_RESET):
+        with self._turns.begin("reset_async", AsyncState.WAITING_RESET, beside=True):
             rows, rest = split_mask(options, self.num_envs)
+            self._first_ready.prepare(range(self.num_envs) if rows is None else rows, "reset_async")
             self._turns.pending = self.rollout.start_reset(seeds, [rest] * self.num_envs, rows)
         # A seed of None lets an env's generator go on, so the last seed still describes it.
         chosen = set(range(self.num_envs) if rows is None else rows)
@@ -189,7 +193,11 @@ class RemoteVecEnv(VectorCalls):
         """
         self._assert_is_running()
         with self._turns.wait(AsyncState.WAITING_RESET, "reset") as pending:
-            result = self.rollout.finish_reset(pending, limit(timeout, self.options.resets_within_s))
+            try:
+                result = self.rollout.finish_reset(pending, limit(timeout, self.options.resets_within_s))
+            except BaseException:
+                self._turns.in_flight = self._first_ready.settle()
+                raise
             return self.rollout.reader.read(result.parts), merge_infos(result.infos, self.num_envs)
 
     # ------------------------------------------------------------------------------------------------- step
@@ -223,7 +231,11 @@ class RemoteVecEnv(VectorCalls):
         with self._turns.begin("step_async", AsyncState.WAITING_STEP):
             self.rollout.recorder.begin()
             leaves = check_actions(self.single_action_space, actions, self.num_envs)
-            self._turns.pending = self.rollout.start_step(leaves, self._autoreset)
+            if self._first_ready.needed:
+                self._first_ready.send(leaves, list(range(self.num_envs)))
+                self._turns.pending = Pending("step", [], None)
+            else:
+                self._turns.pending = self.rollout.start_step(leaves, self._autoreset)
 
     def step_wait(
         self, timeout: float | None = None
@@ -239,18 +251,17 @@ class RemoteVecEnv(VectorCalls):
         """
         self._assert_is_running()
         with self._turns.wait(AsyncState.WAITING_STEP, "step") as pending:
-            result = self.rollout.finish_step(pending, limit(timeout, self.options.message_timeout_s))
+            within_s = limit(timeout, self.options.message_timeout_s)
+            if pending.call is None:
+                result = self._first_ready.receive_all(within_s)
+                self.rollout.recorder.take(None)
+            else:
+                result = self.rollout.finish_step(pending, within_s)
             observations = self.rollout.reader.read(result.parts)
             self._rounds, self._until = self._rounds + 1, time.monotonic()
-            infos = self._infos(result)
+            infos = step_infos(result, range(self.num_envs))
             self.rollout.recorder.end()
             return observations, result.rewards, result.terminated, result.truncated, infos
-
-    def _infos(self, result: Steps) -> dict[str, Any]:
-        if not result.infos and not result.endings:
-            return {}
-        endings = [(e.row, {"final_obs": e.observation, "final_info": e.info}) for e in result.endings]
-        return merge_infos([*endings, *result.infos], self.num_envs)
 
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
@@ -283,7 +294,7 @@ class RemoteVecEnv(VectorCalls):
         pending, self._turns.pending = self._turns.pending, None
         if pending is not None:
             gym.logger.warn(f"Calling `close` while waiting for a pending call to `{pending.phase}` to complete.")
-            if not terminate:
+            if not terminate and pending.call is not None:
                 within_s = limit(timeout, self.options.close_timeout_s)
                 self._backend.pool.wait(pending.call, pending.requests, pending.phase, within_s)
         self._turns.end()

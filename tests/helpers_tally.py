@@ -1,5 +1,6 @@
 """Envs that keep count, so that a step that was lost, repeated or taken in an env that wasn't reset shows."""
 
+import random
 import threading
 import time
 
@@ -93,4 +94,16 @@ class Gated(Tally):
     def step(self, action):
         self.entered.release()
         assert self.gate.wait(60)
+        return super().step(action)
+
+
+class Dawdler(Tally):
+    """A `Tally` that takes a random time for each step, up to `seconds`; which one has no effect on what it gives."""
+
+    def __init__(self, seconds=0.004, **kwargs):
+        super().__init__(**kwargs)
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(random.random() * self.seconds)
         return super().step(action)
