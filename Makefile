@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+FUZZ_ARGS ?=
+SOAK_ARGS ?=
 CONSTRAINTS ?= -c constraints.txt
 # --no-compile: a third of the time; Python compiles a module when it is first imported
 PIP_INSTALL = .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check $(CONSTRAINTS)
@@ -9,7 +11,7 @@ PACKAGING = setup.cfg constraints.txt
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test lint format types docs bench clean
+.PHONY: help demo test lint format types docs bench fuzz soak clean
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -43,6 +45,12 @@ docs: .venv/dev  ## build the pages of docs/ into build/docs
 bench: .venv/dev  ## measure the speed
 	.venv/bin/python benchmarks/run.py
 
+fuzz: .venv/fuzz  ## look for crashes and hangs; FUZZ_ARGS="--inputs 50000 --seconds 60" is a short look
+	.venv/bin/python endurance/fuzz.py $(FUZZ_ARGS)
+
+soak: .venv/dev  ## ten minutes of faults, then see that nothing leaked; SOAK_ARGS="--minutes 1"
+	.venv/bin/python endurance/soak.py $(SOAK_ARGS)
+
 clean:  ## remove everything that is made
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -61,3 +69,7 @@ clean:  ## remove everything that is made
 .venv/dev: .venv/made $(PACKAGING)
 	$(PIP_INSTALL) -e '.[all,test,dev]'
 	@touch .venv/demo $@
+
+.venv/fuzz: .venv/dev
+	$(PIP_INSTALL) -e '.[fuzz]'
+	@touch $@
