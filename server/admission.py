@@ -5,12 +5,14 @@ It stands before every route, so that a new one can't be forgotten.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
 from openenv_gym.server.gate import Asked, Gate
+from openenv_gym.server.settings import ServerSettings
 
 __all__ = ["Admission"]
 
@@ -24,7 +26,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 logger = logging.getLogger(__name__)
 
 _READING: Final = frozenset({"GET", "HEAD"})
-_CODES: Final = {401: "UNAUTHORIZED", 403: "ORIGIN_NOT_ALLOWED", 413: "MESSAGE_TOO_LARGE"}
+_CODES: Final = {401: "UNAUTHORIZED", 403: "ORIGIN_NOT_ALLOWED", 408: "TOO_SLOW", 413: "MESSAGE_TOO_LARGE"}
 
 
 class Admission:
@@ -33,14 +35,15 @@ class Admission:
     Args:
         app: the application behind it.
         gate: who is let in.
-        max_bytes: the largest body of a request.
+        settings: the server's settings, for the size and the time of a request.
         refused: told the code of each refusal.
     """
 
-    def __init__(self, app: App, gate: Gate, max_bytes: int, refused: Callable[[str], None]) -> None:
+    def __init__(self, app: App, gate: Gate, settings: ServerSettings, refused: Callable[[str], None]) -> None:
         self._app = app
         self._gate = gate
-        self._max_bytes = max_bytes
+        self._max_bytes = settings.max_message_bytes
+        self._limit_s = settings.opening_timeout_s
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,11 +54,14 @@ class Admission:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._gate.refusal(_asked(scope, headers))
         if refusal is None and scope["type"] == "http":
-            body = await self._body(headers, receive)
-            if body is None:
-                refusal = 413, f"the request is larger than {self._max_bytes:,} bytes"
-            else:
+            try:
+                body = await asyncio.wait_for(self._body(headers, receive), self._limit_s)
+            except asyncio.TimeoutError:
+                body, refusal = None, (408, f"the request didn't arrive within {self._limit_s:g} second(s)")
+            if body is not None:
                 receive = _replay(body, receive)
+            elif refusal is None:
+                refusal = 413, f"the request is larger than {self._max_bytes:,} bytes"
         if refusal is not None:
             self._refused(_CODES[refusal[0]])
             what = {"status": refusal[0], "path": scope["path"], "client": (scope.get("client") or ["?"])[0]}

@@ -5,6 +5,7 @@ FastAPI is imported here and in `openenv_gym.server.openenv_routes` only.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -113,7 +114,7 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
     )
     app.state.registry = registry
     gate = Gate(settings)
-    app.add_middleware(Admission, gate=gate, max_bytes=settings.max_message_bytes, refused=registry.counts.failed)
+    app.add_middleware(Admission, gate=gate, settings=settings, refused=registry.counts.failed)
     _add_error_handlers(app, exact=registry.source.openenv)
     _add_info_routes(app, registry)
     if registry.source.openenv:
@@ -245,6 +246,11 @@ def _add_websocket(app: FastAPI, sessions: JsonSessions) -> None:
                 await openenv_dialect.converse(sessions, texts, texts.receive, _query(socket))
         except ConnectionError as error:
             logger.debug("a connection ended: %s", error)
+        except asyncio.CancelledError:
+            if not sessions.registry.draining:
+                raise
+            # The step that it waits for was given up at shutdown, which the client knows and the log says.
+            logger.debug("a connection ended with the server")
 
 
 def _query(request: Request | WebSocket) -> dict[str, str]:

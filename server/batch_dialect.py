@@ -36,7 +36,7 @@ async def converse(registry: Registry, connection: Connection, receive: Callable
         receive: gives the next frame; raises ConnectionError once the connection is gone.
     """
     try:
-        first = await asyncio.wait_for(receive(), registry.settings.idle_timeout_s)
+        first = await asyncio.wait_for(receive(), registry.settings.opening_timeout_s)
     except asyncio.TimeoutError:
         await connection.close(4408, "no opening in time")
         return

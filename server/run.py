@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
@@ -16,7 +20,12 @@ from openenv_gym.server.settings import ServerSettings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["Server", "make_server"]
+__all__ = ["SPARE_S", "Server", "make_server"]
+
+SPARE_S: Final = 3.0
+"""What an orderly end takes at most, besides ``shutdown_s``: clients are told, and their connections closed."""
+
+logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
@@ -27,6 +36,8 @@ class Server(uvicorn.Server):
         registry: the application's sessions.
         on_started: called once it listens and the application has started.
         interruptible: whether SIGINT (Ctrl-C) ends it.
+        last_resort: once it was asked to stop, end the whole process within ``shutdown_s`` and `SPARE_S`, even if
+            something that an env left behind, such as a thread, would keep it alive.
     """
 
     def __init__(
@@ -36,11 +47,14 @@ class Server(uvicorn.Server):
         on_started: Callable[[], None] | None = None,
         *,
         interruptible: bool = True,
+        last_resort: bool = False,
     ) -> None:
         super().__init__(config)
         self._registry = registry
         self._on_started = on_started
         self._interruptible = interruptible
+        self._last_resort = last_resort
+        self._waiting: dict[tuple[Any, Any], float] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server``."""
@@ -48,8 +62,31 @@ class Server(uvicorn.Server):
         if self._on_started is not None:
             self._on_started()
 
+    async def on_tick(self, counter: int) -> bool:
+        """See ``uvicorn.Server``: called ten times a second."""
+        if counter % 10 == 0:
+            self._drop_the_silent()
+        return await super().on_tick(counter)
+
+    def _drop_the_silent(self) -> None:
+        """Drop connections that don't bring the head of a request, for which uvicorn waits for ever."""
+        now = time.monotonic()
+        cycles = ((c, c.cycle) for c in self.server_state.connections if hasattr(c, "cycle"))  # not the WebSockets
+        waiting = (pair for pair in cycles if pair[1] is None or pair[1].response_complete)
+        self._waiting = {pair: self._waiting.get(pair, now) for pair in waiting}
+        for (connection, _), since in self._waiting.items():
+            if now - since > self._registry.settings.opening_timeout_s:
+                connection.transport.abort()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server``."""
+        if self._last_resort:
+            threading.Thread(
+                target=_exit_after,
+                args=(self._registry.settings.shutdown_s + SPARE_S,),
+                name="last-resort",
+                daemon=True,
+            ).start()
         # uvicorn would close the sockets, wait for running steps, and only then let the application stop them: the
         # replies of steps that do end were lost, and those that don't were waited for twice.
         await self._registry.stop()
@@ -61,6 +98,12 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
 
+def _exit_after(seconds: float) -> None:
+    time.sleep(seconds)
+    logger.warning("something keeps this process alive; it is ended")
+    os._exit(1)
+
+
 def make_server(
     app: FastAPI,
     settings: ServerSettings,
@@ -70,6 +113,7 @@ def make_server(
     log_level: str | None = "warning",
     on_started: Callable[[], None] | None = None,
     interruptible: bool = True,
+    last_resort: bool = False,
     **config: Any,
 ) -> Server:
     """A server for an application, ready to run.
@@ -82,6 +126,7 @@ def make_server(
         log_level: uvicorn's log level; None leaves its loggers as they are, if ``log_config`` is None too.
         on_started: called once the server answers.
         interruptible: whether SIGINT (Ctrl-C) ends it.
+        last_resort: see `Server`.
         **config: more of ``uvicorn.Config``, such as ``ssl_certfile``.
     """
     return Server(
@@ -102,4 +147,5 @@ def make_server(
         app.state.registry,
         on_started,
         interruptible=interruptible,
+        last_resort=last_resort,
     )

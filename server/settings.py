@@ -32,10 +32,13 @@ class ServerSettings(BaseModel):
         max_step_s: seconds that one call of one env (step, reset, render, close, …) may take; None sets no limit. An
             env that takes longer is given up with its thread: its row is a ``STEP_TIMEOUT``, and its next reset builds
             a new one. So each env has a thread of its own, and ``max_workers`` can't be set as well.
+        opening_timeout_s: seconds for what comes before a session: the head and the body of a request, and a
+            connection's first message. Whoever takes longer is dropped, for each of them holds a descriptor.
         max_message_size_mb: the largest message in MiB, in either direction.
         ping_interval_s: seconds between WebSocket pings; None sends none.
         ping_timeout_s: seconds after which a missing pong closes the connection; None waits for ever.
-        shutdown_s: seconds that running steps have to end at shutdown.
+        shutdown_s: seconds that running steps have to end at shutdown. ``openenv-gym serve`` and a `LocalServer`'s
+            process are gone within three seconds more, whatever an env does.
         web: serve a page at ``/web`` that shows what the server does, and lets people try an env.
         debug: send remote tracebacks to clients. They hold file paths.
     """
@@ -54,6 +57,7 @@ class ServerSettings(BaseModel):
     grace_s: float = Field(default=60.0, ge=0)
     idle_timeout_s: float | None = Field(default=3600.0, gt=0)
     max_step_s: float | None = Field(default=None, gt=0)
+    opening_timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     max_message_size_mb: float = Field(default=100.0, gt=0, allow_inf_nan=False)
     ping_interval_s: float | None = Field(default=60.0, gt=0)
     ping_timeout_s: float | None = Field(default=60.0, gt=0)

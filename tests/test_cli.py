@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ class TestOptions:
     def test_each_setting_has_one_except_for_these(self):
         settings = ServerSettings.model_fields.keys() - inspect.signature(serve.serve).parameters.keys()
         otherwise = {"token", "allowed_origins"}  # --token-env, --token-file and --allow-origin
-        assert settings == otherwise | {"env_name", "shutdown_s"}
+        assert settings == otherwise | {"env_name", "opening_timeout_s"}
 
     @pytest.fixture
     def settings_of(self, monkeypatch):
@@ -121,6 +122,7 @@ class TestOptions:
             ("--idle-timeout-s 5", "idle_timeout_s", 5),
             ("--idle-timeout-s 0", "idle_timeout_s", None),
             ("--max-step-s 1.5", "max_step_s", 1.5),
+            ("--shutdown-s 2", "shutdown_s", 2),
             ("--max-message-size-mb 7", "max_message_size_mb", 7),
             ("--ping-interval-s 0", "ping_interval_s", None),
             ("--ping-timeout-s 0", "ping_timeout_s", None),
@@ -164,6 +166,13 @@ class TestServe:
             assert serving.end(number) == 0
             assert serving.errors == ""
             envs.close()
+
+    def test_a_signal_ends_it_whatever_an_env_left_behind(self):
+        arguments = ("serve", "helpers_envs:make_clinging", "--port", 0, "--shutdown-s", 0)
+        with Running(*arguments, cwd=Path(__file__).parent) as serving:
+            serving.url()
+            assert serving.end(signal.SIGTERM) == 1
+            assert serving.errors == "something keeps this process alive; it is ended\n"
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("env", ["my_envs:slow", "slow_to_import:x"])

@@ -60,6 +60,7 @@ def serve(
     idle_timeout_s: Annotated[float, typer.Option(help="Seconds until an idle session is closed; 0: never.")] = 3600.0,
     grace_s: Annotated[float, typer.Option(help="Seconds that a session outlives a broken connection.")] = 60.0,
     max_step_s: Annotated[float, typer.Option(help="Seconds for one step or reset of an env; 0: no limit.")] = 0.0,
+    shutdown_s: Annotated[float, typer.Option(help="Seconds that running steps have to end at shutdown.")] = 5.0,
     max_message_size_mb: Annotated[float, typer.Option(help="The largest message, in MiB.")] = 100.0,
     ping_interval_s: Annotated[float, typer.Option(help="Seconds between pings; 0: no pings.")] = 60.0,
     ping_timeout_s: Annotated[float, typer.Option(help="Seconds to wait for a pong; 0: no limit.")] = 60.0,
@@ -243,6 +244,7 @@ def _server(registry: Registry, application: Any, host: str, tls_cert: Path | No
         on_started=lambda: _announce(registry, server, host),
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
+        last_resort=True,
     )
     try:
         server.config.load()

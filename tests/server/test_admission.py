@@ -12,7 +12,7 @@ from openenv_gym.server.settings import ServerSettings
 
 def guarded(app, refused, **options):
     settings = ServerSettings(**options)
-    return Admission(app, Gate(settings), settings.max_message_bytes, refused)
+    return Admission(app, Gate(settings), settings, refused)
 
 
 def ask(
@@ -63,6 +63,21 @@ def status(**kwargs):
     got, sent, _ = ask(**kwargs)
     assert bool(got) is not bool(sent)
     return sent[0]["status"] if sent else None
+
+
+def test_a_body_that_never_arrives():
+    sent = []
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(event):
+        sent.append(event)
+
+    scope = {"type": "http", "method": "POST", "path": "/step", "headers": []}
+    codes = []
+    asyncio.run(guarded(None, codes.append, opening_timeout_s=0.01)(scope, receive, send))
+    assert (sent[0]["status"], codes) == (408, ["TOO_SLOW"])
 
 
 class TestTokens:

@@ -212,7 +212,7 @@ class TestOpening:
 
     def test_a_client_that_says_nothing(self):
         async def main():
-            registry = make_registry(Count, idle_timeout_s=0.01)
+            registry = make_registry(Count, opening_timeout_s=0.01)
             connection = FakeConnection()
             await converse(registry, connection, connection.receive)
             return connection.closed

@@ -1,5 +1,6 @@
 """Shutdown of a whole server: bounded, in order, and with every env closed."""
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -95,7 +96,7 @@ def test_a_step_that_runs_ends_and_its_reply_arrives():
     assert [env.count("close") for env in factory.envs] == [1, 1]
 
 
-def test_an_env_that_hangs_delays_it_by_the_limit_and_no_more():
+def test_an_env_that_hangs_delays_it_by_the_limit_and_no_more(capsys):
     gate = Gate()
     factory = Factory(Count, {"habits": {1: gate}})
     app = create_app(factory, max_workers=4, shutdown_s=0.2)
@@ -105,8 +106,24 @@ def test_an_env_that_hangs_delays_it_by_the_limit_and_no_more():
         assert gate.reached.wait(LIMIT_S)
         server.should_exit = True
         assert stepping.ended() == ([], 1012)
+    assert "Traceback" not in capsys.readouterr().err
     gate.open()
     wait_until(lambda: factory.envs[0].count("close") == 1)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /ws HTTP/1.1\r\nHost: x\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"]
+)
+def test_who_never_ends_a_request_is_dropped(said):
+    """Else each would hold a descriptor for ever, before it has shown a token."""
+    with running(create_app(Count, opening_timeout_s=0.5)) as (_, url), Client(url) as client:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as silent:
+            silent.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                while silent.recv(65536):
+                    pass
+        assert isinstance(client.ask(RESET), Observed)  # a WebSocket may be silent for as long as it likes
 
 
 def test_it_says_that_it_has_started_when_it_answers():
