@@ -207,6 +207,15 @@ class FaultProxy:
 
         self._call(stay_dead)
 
+    def bury(self):
+        """Cut the connections that were to stay dead."""
+
+        async def bury():
+            for link in [link for link in self._links if link.dead]:
+                self._cut(link, RST)
+
+        self._call(bury)
+
     def refuse(self):
         """Listen no more; connections that exist go on."""
 
@@ -297,8 +306,8 @@ class FaultProxy:
                     await self._moved.wait()
                 if self.delay_s or self.jitter_s:
                     await asyncio.sleep(self.delay_s + self._random.uniform(0, self.jitter_s))
-                if not await self._pass_on(link, writer, direction, data):
-                    return
+                if not await self._pass_on(link, writer, direction, data) and link.ended.is_set():
+                    return  # else it was a cut that the server hasn't noticed: its end is still to come
         except OSError:
             pass
         if direction == UP and link.client.transport.is_closing():  # cut on the client's side only

@@ -107,3 +107,21 @@ class Dawdler(Tally):
     def step(self, action):
         time.sleep(random.random() * self.seconds)
         return super().step(action)
+
+
+class Fallible(Tally):
+    """A `Tally` that raises by chance, in a step or a reset, and now and then takes too long."""
+
+    def reset(self, *, seed=None, options=None):
+        first = super().reset(seed=seed)
+        if self.np_random.random() < 0.01:
+            raise OSError("a reset failed")
+        return first
+
+    def step(self, action):
+        chance = self.np_random.random()
+        if chance < 0.0003:
+            raise ValueError("a step failed")
+        if chance > 0.9999:
+            time.sleep(1.5)
+        return super().step(action)
