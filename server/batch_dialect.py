@@ -219,11 +219,13 @@ async def _serve(registry: Registry, session: Session, connection: Connection, f
         return True
     if request is None:  # it arrived before a resume too
         return True
-    laps = Laps(arrived) if isinstance(request, Step) and request.timed else None
+    laps = Laps(arrived) if isinstance(request, Step) and (request.timed or registry.viewers) else None
     reply = await session.execute(request, frames.coming() if isinstance(request, Collect) else None, laps)
     if isinstance(request, Close):
         await registry.end(session)
     frame = _frame(session, reply)
+    if laps is not None and laps.timings is not None:
+        session.counts.took(laps.timings)
     session.counts.sent_bytes += len(frame)
     await session.deliver(frame)
     return not isinstance(request, Close)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Final
 
 import msgspec
 
-__all__ = ["BOUNDS_S", "Counts", "quantile"]
+from openenv_gym.messages import Timings
+
+__all__ = ["BOUNDS_S", "PARTS", "Counts", "quantile"]
+
+PARTS: Final = Timings.__struct_fields__
+"""The parts of a step request's time."""
 
 BOUNDS_S: Final = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -32,6 +38,8 @@ class Counts(msgspec.Struct, kw_only=True):
         step_buckets: how many step requests took how long, by `BOUNDS_S`. One request steps all envs of a connection;
             its time begins when it was read, and ends when its reply is ready to be written.
         step_seconds: the sum of these times.
+        part_seconds: sums of the fields of `openenv_gym.messages.Timings`, over the requests that were timed.
+        timed: how many of them there were: those that were asked for, and all while somebody looks at the page.
         errors: how often each error code was a client's answer, or an env's.
         opened: sessions that were opened.
         resumed: sessions that came back after their connection had broken.
@@ -45,6 +53,8 @@ class Counts(msgspec.Struct, kw_only=True):
     sent_bytes: int = 0
     step_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     step_seconds: float = 0.0
+    part_seconds: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(PARTS))
+    timed: int = 0
     errors: dict[str, int] = {}
     opened: int = 0
     resumed: int = 0
@@ -56,6 +66,13 @@ class Counts(msgspec.Struct, kw_only=True):
         self.steps += envs
         self.step_seconds += seconds
         self.step_buckets[bisect_left(BOUNDS_S, seconds)] += 1
+
+    def took(self, timings: Timings) -> None:
+        """Note where the time of a step request went, right after its reply was encoded."""
+        encode = perf_counter() - timings.encode  # a `Since`
+        for i, seconds in enumerate((timings.decode, timings.queue, timings.hop, timings.env, encode)):
+            self.part_seconds[i] += seconds
+        self.timed += 1
 
     def failed(self, code: str) -> None:
         """Note an error."""

@@ -10,7 +10,7 @@ from operator import sub
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from openenv_gym.server.counts import Counts, quantile
+from openenv_gym.server.counts import PARTS, Counts, quantile
 from openenv_gym.server.registry import Registry
 from openenv_gym.server.session import Session
 
@@ -69,6 +69,7 @@ class Overview:
             "sent_per_s": (total.sent_bytes - before.total.sent_bytes) / seconds,
             "step_buckets": buckets,
             **_quantiles(buckets),
+            "parts": _parts(total, before.total),
             "errors": total.errors,
             "opened": total.opened,
             "resumed": total.resumed,
@@ -104,6 +105,15 @@ class Overview:
             "errors": sum(counts.errors.values()),
             "renders": session.renders,
         }
+
+
+def _parts(now: Counts, before: Counts) -> dict[str, float] | None:
+    """Where the time of a step request went, in seconds on average; None if none was timed."""
+    timed = now.timed - before.timed
+    if not timed:
+        return None
+    sums = zip(PARTS, now.part_seconds, before.part_seconds, strict=True)
+    return {name: (after - earlier) / timed for name, after, earlier in sums}
 
 
 def _quantiles(buckets: Sequence[int]) -> dict[str, float | None]:

@@ -52,6 +52,7 @@ class Registry:
         capacity: how many envs there are.
         sessions: the open sessions by name.
         draining: whether no more sessions are opened.
+        viewers: how many people look at the page now.
         counts: what happened outside of open sessions; `total` has all.
 
     Raises:
@@ -66,6 +67,7 @@ class Registry:
         self.capacity = Capacity(settings.max_envs)
         self.sessions: dict[str, Session] = {}
         self.draining = False
+        self.viewers = 0
         self.counts = Counts()
         self._stopping = asyncio.Event()
         # An env that takes too long can only be given up together with its thread.

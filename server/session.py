@@ -174,7 +174,7 @@ class Session(Outlet):
             request: a request with slots that exist or not.
             following: is done once the client's next request is there, or its connection is lost: a `Collect` waits no
                 longer than that.
-            laps: takes the times of a step whose reply shall hold them.
+            laps: takes the times of a step; its reply holds them if the request asks for that.
 
         Returns:
             the reply with the same id. Its arrays are valid until the next request runs.
@@ -348,7 +348,8 @@ class Session(Outlet):
         if laps is not None:
             laps.submitted = perf_counter()
         page = await self._scatter("step", groups, work)
-        return page.stepped(request.id, count, laps.timings() if laps is not None else None)
+        timings = laps.sum_up() if laps is not None else None
+        return page.stepped(request.id, count, timings if request.timed else None)
 
     def _prepare(self, request: Step | Launch) -> tuple[int, Sequence[_Group], Sequence[Any]]:
         count, groups = self._assign(request.slots)

@@ -20,11 +20,13 @@ class Laps:
     Attributes:
         begun: when it was the session's turn; None before.
         submitted: when its jobs were given to the workers.
+        timings: what `sum_up` gave.
     """
 
     def __init__(self, arrived: float) -> None:
         self.begun: float | None = None
         self.submitted = 0.0
+        self.timings: Timings | None = None
         self._arrived = arrived
         self._decoded = time.perf_counter()
         self._jobs: list[tuple[float, float, float]] = []
@@ -38,17 +40,18 @@ class Laps:
         """
         self._jobs.append((time.perf_counter(), begun, idle_since))  # atomic, so all threads may
 
-    def timings(self) -> Timings | None:
+    def sum_up(self) -> Timings | None:
         """The times so far, when all jobs have ended and before the reply is made; None if none has ended."""
         now = time.perf_counter()
         if not self._jobs or self.begun is None:
             return None
         ended, begun, idle_since = max(self._jobs)
         free = max(idle_since, self.submitted)
-        return Timings(
+        self.timings = Timings(
             decode=self._decoded - self._arrived + self.submitted - self.begun,
             queue=self.begun - self._decoded + free - self.submitted,
             hop=begun - free + now - ended,
             env=ended - begun,
             encode=Since(now),
         )
+        return self.timings

@@ -123,9 +123,13 @@ class _Pages:
 
     async def _looks(self) -> AsyncIterator[str]:
         overview = Overview(self._registry)
-        while not self._registry.draining:
-            yield f"data: {msgspec.json.encode(overview.look()).decode()}\n\n"
-            await self._registry.pause(_PERIOD_S)
+        self._registry.viewers += 1
+        try:
+            while not self._registry.draining:
+                yield f"data: {msgspec.json.encode(overview.look()).decode()}\n\n"
+                await self._registry.pause(_PERIOD_S)
+        finally:
+            self._registry.viewers -= 1
 
     def _about(self) -> dict[str, Any]:
         registry, probe = self._registry, self._registry.probe

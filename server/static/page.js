@@ -57,7 +57,35 @@ function show(now) {
   if (history.length > 60) history.shift();
   spark(history);
   bars(now.step_buckets);
+  parts(now.parts);
   rows(now.list, now.sessions);
+}
+
+function parts(times) {
+  const svg = $("parts");
+  if (times === null) {
+    $("mean").textContent = "–";
+    return;
+  }
+  const total = Object.values(times).reduce((sum, time) => sum + time, 0);
+  const legend = [];
+  svg.replaceChildren();
+  let from = 0;
+  for (const [name, time] of Object.entries(times)) {
+    const share = time / total;
+    const bar = svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "rect"));
+    bar.setAttribute("class", `part-${name}`);
+    for (const [key, value] of Object.entries({ x: from * 120, y: 0, width: share * 120, height: 8 })) {
+      bar.setAttribute(key, value);
+    }
+    from += share;
+    const entry = document.createElement("span");
+    entry.className = `part part-${name}`;
+    entry.appendChild(document.createElement("b")).textContent = `${name} ${Math.round(share * 100)} %`;
+    legend.push(entry);
+  }
+  $("mean").textContent = `${seconds(total)} on average`;
+  $("legend").replaceChildren(...legend);
 }
 
 function spark(values) {

@@ -1,9 +1,12 @@
 """Sums and quantiles, without a server."""
 
+from time import perf_counter
+
 import msgspec
 import pytest
 
-from openenv_gym.server.counts import BOUNDS_S, Counts, quantile
+from openenv_gym.messages import Since, Timings
+from openenv_gym.server.counts import BOUNDS_S, PARTS, Counts, quantile
 
 
 def counted(*seconds, codes=(), **fields):
@@ -28,6 +31,16 @@ def test_sums_are_those_of_all():
     total.add(counted(0.25, codes=["A", "B"], opened=1, sent_bytes=10))
     total.add(counted(0.25, 4.0, codes=["B"], opened=1, resumed=2))
     assert total == counted(0.25, 0.25, 4.0, codes=["A", "B", "B"], opened=2, resumed=2, sent_bytes=10)
+
+
+def test_where_the_time_went():
+    counts = Counts()
+    for env in (0.5, 0.25):
+        counts.took(Timings(decode=1.0, queue=2.0, hop=4.0, env=env, encode=Since(perf_counter())))
+    sums = dict(zip(PARTS, counts.part_seconds, strict=True))
+    assert 0 < sums.pop("encode") < 1
+    assert sums == {"decode": 2.0, "queue": 4.0, "hop": 8.0, "env": 0.75}
+    assert counts.timed == 2
 
 
 def test_two_counts_share_nothing():

@@ -40,6 +40,7 @@ def test_rates_are_of_what_happened_between_looks(served):
         assert (session["envs"], session["steps"], session["connected"], session["renders"]) == (3, 15, True, False)
         assert session["steps_per_s"] == pytest.approx(seen["steps_per_s"])
         assert 0 < seen["p50"] <= seen["p99"]
+        assert seen["parts"] is None  # nobody looks at the page, and so no step is timed
         assert sum(seen["step_buckets"]) == 4
         assert seen["requests_per_s"] * 3 == pytest.approx(seen["steps_per_s"])
         assert (seen["envs"], seen["workers"]) == (3, 2)

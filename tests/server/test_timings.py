@@ -44,13 +44,13 @@ def laps(clock, *jobs):
 def test_the_times(clock, jobs, queue, hop, env):
     measured = laps(clock, *jobs)
     clock.now = 64.0
-    times = measured.timings()
+    times = measured.sum_up()
     assert (times.decode, times.queue, times.hop, times.env) == (1 + 4, queue, hop, env)
     assert times.decode + times.queue + times.hop + times.env == 64 - 1
 
 
 def test_without_a_job_that_ended_there_are_none(clock):
-    assert laps(clock).timings() is None
+    assert laps(clock).sum_up() is None
 
 
 @pytest.mark.parametrize("timed", [True, False])

@@ -193,6 +193,7 @@ class TestInABrowser:
             assert page.locator("#envs").text_content() == "4"
             page.wait_for_function("Number(document.getElementById('steps_per_s').textContent.replace(',', '')) > 10")
             assert re.fullmatch(r"[\d.]+ (µs|ms|s)", page.locator("#p50").text_content())
+            page.get_by_text(re.compile(r"env \d+ %")).wait_for()
             row.get_by_role("button", name="Watch").click()
             page.locator("#watch-frame").wait_for()
             assert page.evaluate("document.getElementById('watch-frame').naturalWidth") == 600
