@@ -75,8 +75,13 @@ class BatchLink:
 
     # ------------------------------------------------------------------------------------------- opening
 
-    async def open(self, connection: FrameConnection) -> None:
-        """Open the session on a fresh connection that selected our subprotocol.
+    @property
+    def server(self) -> str:
+        """The name of the launcher's server that the session is on; empty without a launcher."""
+        return self._target.seat.name if self._target.seat is not None else ""
+
+    async def open(self, connection: FrameConnection | None = None) -> None:
+        """Open the session on a fresh connection that selected our subprotocol; without one, dial.
 
         Raises:
             CapacityError: if the server has no room.
@@ -84,6 +89,7 @@ class BatchLink:
             TransportError: if the connection breaks or no answer comes in time.
             ProtocolError: if the peer doesn't keep to the protocol.
         """
+        connection = connection or await self._dial(anew=True)
         self._protocol = ClientProtocol()
         await self._handshake(connection, self._protocol.hello(self._hello))
         welcome = self.welcome
@@ -251,7 +257,7 @@ class BatchLink:
         spaces = (self.observation_space, self.action_space)
 
         async def attempt() -> None:
-            await self.open(await self._dial(anew=True))
+            await self.open()
 
         try:
             if before is not None:

@@ -8,9 +8,9 @@ import ipaddress
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -73,6 +73,19 @@ def websocket_url(base_url: str) -> str:
     return urlunsplit(SplitResult(SCHEMES[parts.scheme], parts.netloc, path, parts.query, ""))
 
 
+class Seat(Protocol):
+    """A place on one of a launcher's servers; see `openenv_gym.placement`.
+
+    Attributes:
+        name: the server's name.
+    """
+
+    name: str
+
+    async def resolve(self, *, anew: bool) -> str:
+        """The URL for the next connection; see `Target.current`."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A server, and how to talk to it.
@@ -86,7 +99,7 @@ class Target:
         ping_interval_s: seconds between pings; None sends none.
         ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
         ssl: TLS settings for ``wss``; None takes the system's.
-        resolve: gives the URL for the next connection, for servers that move; see `current`.
+        seat: gives the URL for the next connection, for servers that move; see `current`.
     """
 
     url: str
@@ -97,7 +110,7 @@ class Target:
     ping_interval_s: float | None = 60.0
     ping_timeout_s: float | None = 60.0
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
-    resolve: Callable[[bool], Awaitable[str]] | None = field(default=None, repr=False)
+    seat: Seat | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # Checked here, where nothing can quote it: a library's own error would show it.
@@ -124,7 +137,7 @@ class Target:
         Raises:
             ConnectFailed: if nobody knows that now.
         """
-        return self if self.resolve is None else replace(self, url=await self.resolve(anew))
+        return self if self.seat is None else replace(self, url=await self.seat.resolve(anew=anew))
 
     def all_headers(self) -> dict[str, str]:
         """The handshake's headers, the token's among them."""

@@ -9,12 +9,15 @@ is one that holds them all, or ``object``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["merge_infos"]
+__all__ = ["CONNECTION_LOST", "merge_infos"]
+
+CONNECTION_LOST: Final = "connection_lost"
+"""The info key of rows whose session is gone."""
 
 
 def merge_infos(infos: Iterable[tuple[int, dict[Any, Any]]], num_envs: int) -> dict[Any, Any]:

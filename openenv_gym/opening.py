@@ -19,6 +19,8 @@ from openenv_gym.json_channel import JsonChannel
 from openenv_gym.json_link import JsonLink
 from openenv_gym.link import FrameConnection, Link
 from openenv_gym.messages import SUBPROTOCOL, Hello
+from openenv_gym.placement import Placement, shares
+from openenv_gym.resharding import follow
 from openenv_gym.spaces import same
 
 __all__ = ["Opening", "PoolSettings", "close_links"]
@@ -41,6 +43,8 @@ class PoolSettings:
         reading: what else the user said about the values of such servers.
         open_timeout_s: limit for opening all sessions, the building of their envs included.
         reconnect_timeout_s: limit for resuming a session.
+        placement: the launcher's servers, for the envs to follow; None if the servers are fixed.
+        truncates: whether the rows of a lost session are truncated, rather than the loss raised.
     """
 
     targets: Sequence[Target]
@@ -53,6 +57,8 @@ class PoolSettings:
     reading: Reading | None = None
     open_timeout_s: float = 60.0
     reconnect_timeout_s: float = 30.0
+    placement: Placement | None = None
+    truncates: bool = True
 
 
 class Opening:
@@ -89,18 +95,20 @@ class Opening:
 
     async def _open_all(self) -> list[Link]:
         settings = self._settings
-        shares = _shares(settings.num_envs, len(settings.targets))
-        rows = [range(end - share, end) for share, end in zip(shares, itertools.accumulate(shares), strict=True)]
+        sizes = shares(settings.num_envs, len(settings.targets))
+        rows = [range(end - share, end) for share, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
         self._late = {mine: target.url for mine, target in zip(rows, settings.targets, strict=True)}
         firsts = await _all(self._connect(target, settings.dialect) for target in settings.targets)
-        per_server = _shares(max(settings.connections or 0, len(firsts)), len(firsts))
+        per_server = shares(max(settings.connections or 0, len(firsts)), len(firsts))
         groups = await _all(
             self._open_server(target, first, mine, connections)
             for target, first, mine, connections in zip(settings.targets, firsts, rows, per_server, strict=True)
         )
         links = [link for group in groups for link in group]
         _check_spaces(links)
-        return links
+        if settings.placement is None:
+            return links
+        return follow(links, settings.placement, settings.hello, settings.reconnect_timeout_s, settings.truncates)
 
     async def _connect(self, target: Target, dialect: str | None) -> FrameConnection:
         offered = [] if dialect == "openenv" else [SUBPROTOCOL]
@@ -117,7 +125,7 @@ class Opening:
         dialled: Iterator[FrameConnection | None] = itertools.chain([first], itertools.repeat(None))
         links: list[Link] | None = None
         if first.subprotocol == SUBPROTOCOL:
-            links = await self._open_batches(target, dialled, _shares(count, min(connections, count)))
+            links = await self._open_batches(target, dialled, shares(count, min(connections, count)))
             first = first if links else await self._connect(target, "openenv")
             dialled = itertools.chain([first], itertools.repeat(None))
         if links is None:
@@ -215,11 +223,6 @@ async def _all(coroutines: Any) -> list[Any]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _shares(total: int, parts: int) -> list[int]:
-    """``total`` in ``parts`` sizes that differ by one at most."""
-    return [total // parts + (i < total % parts) for i in range(parts)]
 
 
 def _check_spaces(links: Sequence[Link]) -> None:

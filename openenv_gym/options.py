@@ -142,8 +142,9 @@ class RemoteOptions(BaseModel):
             self.ping_timeout_s,
             self.ssl,
         )
-        if launcher is not None:
-            targets = Placement(launcher, template).targets()
+        placement = None if launcher is None else Placement(launcher, template)
+        if placement is not None:
+            targets = placement.targets()
         else:
             targets = [dataclasses.replace(template, url=url) for url in self.urls]
         hello = Hello(
@@ -169,6 +170,8 @@ class RemoteOptions(BaseModel):
             action_space=self.action_space,
             open_timeout_s=self.connect_timeout_s + self.resets_within_s,
             reconnect_timeout_s=self.reconnect_timeout_s,
+            placement=placement,
+            truncates=self.on_lost == "truncate",
         )
 
     def _bearer(self, launcher: Launcher | None) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -29,15 +29,13 @@ from openenv_gym.errors import (
     ranges,
     remote_env_error,
 )
+from openenv_gym.infos import CONNECTION_LOST
 from openenv_gym.leaf_values import LeafValues
 from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
 from openenv_gym.pool import Pool
 from openenv_gym.stats import Recorder, Stats
 
 __all__ = ["CONNECTION_LOST", "Ending", "Pending", "Resets", "Rollout", "Steps", "raise_all", "warn"]
-
-CONNECTION_LOST: Final = "connection_lost"
-"""The info key of rows whose session is gone."""
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """`RayFleet` on a real Ray cluster: the same results as in process, also while servers die, come and go."""
 
+import dataclasses
 import functools
 import os
 import signal
@@ -17,7 +18,7 @@ helpers_ray = pytest.importorskip("helpers_ray", reason="needs the extra `ray`",
 
 import ray  # noqa: E402
 
-from openenv_gym.errors import FleetError  # noqa: E402
+from openenv_gym.errors import FactoryError, FleetError, OptionError  # noqa: E402
 from openenv_gym.fleet import Launcher, RayFleet  # noqa: E402
 from openenv_gym.fleet.roster import NAMESPACE  # noqa: E402
 
@@ -149,6 +150,79 @@ def test_a_server_that_dies_costs_its_own_rows_only(fleet, ray_cluster, kill):
         assert is_on_two_servers(fleet, ours)
     if kill is kill_node:
         ray_cluster.add_node(num_cpus=helpers_ray.CPUS)
+
+
+def test_growing_and_shrinking_while_a_learner_runs(fleet):
+    """Envs move at their resets; a server that is no longer wanted ends when it is empty, and gives back its room."""
+    names = [server.name for server in fleet.status().servers]
+    with fleet.make_vec(6) as envs:
+        envs.reset(seed=1)
+        fleet.scale(3)
+        assert fleet.status().healthy
+        wait_until(lambda: stepped(envs) == [2, 2, 2], "even shares of three servers", 60)
+        fleet.scale(1)
+        assert [server.state for server in fleet.status().servers] == ["running", "draining", "draining"]
+        assert len(fleet.urls) == 1
+        wait_until(lambda: stepped(envs) == [6], "all envs on one server", 60)
+        wait_until(lambda: len(fleet.status().servers) == 1, "the end of the others", 60)
+        fleet.scale(2)
+        wait_until(lambda: stepped(envs) == [3, 3], "even shares of two servers", 60)
+    assert [server.name for server in fleet.status().servers] == names
+
+
+def stepped(envs):
+    """Step, and count the envs on each server; none of them may be lost."""
+    assert "connection_lost" not in envs.step([0] * envs.num_envs)[4]
+    homes = [home for link in envs.rollout.pool.links for home in link.homes]
+    return [homes.count(name) for name in sorted(set(homes))]
+
+
+def test_a_server_that_was_draining_can_stay(fleet):
+    with fleet.make_vec(4) as envs:
+        before = fleet.urls
+        envs.reset(seed=1)
+        fleet.scale(1)
+        fleet.scale(2)
+        assert fleet.urls == before
+        assert fleet.status().healthy
+
+
+def test_too_little_room_says_what_is_missing(ray_cluster):
+    with pytest.raises(FleetError, match=r"no room for 1 server\(s\) within 0.5 second\(s\): ") as refused:
+        RayFleet(
+            "CartPole-v1", name="big", start_timeout_s=0.5, num_cpus=64.0, num_gpus=1.0, resources={"licence": 2.0}
+        )
+    for text in ("64 CPU wanted", "1 GPU wanted (1 for each), 0 of 0 free", "2 licence wanted (2 for each), 0 of 0"):
+        assert text in str(refused.value)
+    with pytest.raises(FleetError, match="no fleet 'big'"):
+        RayFleet.attach("big")
+
+
+def test_a_growth_for_which_there_is_no_room_changes_nothing(fleet):
+    before = fleet.status().servers
+    fleet._plan = dataclasses.replace(fleet._plan, start_timeout_s=0.5)
+    with pytest.raises(FleetError, match="no room for 30 server"):
+        fleet.scale(32)
+    assert [server.url for server in fleet.status().servers] == [server.url for server in before]
+
+
+def test_an_env_that_cannot_be_built(ray_cluster):
+    with pytest.raises(FactoryError, match="NoSuchEnv"):
+        RayFleet("NoSuchEnv-v0", name="none")
+    with pytest.raises(FleetError, match=r"no fleet 'none' on this cluster .there are: .*scripted"):
+        RayFleet.attach("none")
+
+
+def test_a_name_that_is_taken(fleet):
+    with pytest.raises(FleetError, match="a fleet 'scripted' on this cluster already"):
+        RayFleet("CartPole-v1", name="scripted")
+    assert fleet.urls
+
+
+@pytest.mark.parametrize("wanted, text", [({"servers": 0}, "at least 1 server"), ({"num_cpus": 0}, "above 0")])
+def test_bad_numbers(wanted, text):
+    with pytest.raises(OptionError, match=text):
+        RayFleet("CartPole-v1", **wanted)
 
 
 def test_a_directory_that_dies_learns_everything_anew(fleet):

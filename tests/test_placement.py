@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from helpers_faults import ServerProcess
+from helpers_launcher import Listed
 from helpers_server import running
 from helpers_tally import Endless
 
@@ -12,27 +13,8 @@ from openenv_gym import RemoteVecEnv
 from openenv_gym.dial import Target
 from openenv_gym.errors import ConnectFailed
 from openenv_gym.launcher import ServerAddress
-from openenv_gym.placement import Placement
+from openenv_gym.placement import Placement, moves, shares
 from openenv_gym.server import create_app
-
-
-class Listed:
-    """A launcher whose servers a test sets."""
-
-    token = None
-
-    def __init__(self, **urls):
-        self.listed = {name: ServerAddress(url) for name, url in urls.items()}
-        self.asked = 0
-
-    def servers(self):
-        self.asked += 1
-        if isinstance(self.listed, Exception):
-            raise self.listed
-        return self.listed
-
-    def __repr__(self):
-        return "Listed()"
 
 
 def urls(launcher, change, *, anew):
@@ -44,6 +26,24 @@ def urls(launcher, change, *, anew):
         return [(await target.current(anew=anew)).url for target in targets]
 
     return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "homes, names, expected",
+    [
+        ("aabb", "ab", {}),
+        ("aaaabbbb", "abcd", {2: "c", 3: "c", 6: "d", 7: "d"}),
+        ("aabbccdd", "ab", {4: "a", 5: "a", 6: "b", 7: "b"}),
+        ("aaab", "ab", {2: "b"}),
+        ("aaa", "ab", {2: "b"}),
+        ("aab", "ba", {1: "b"}),
+        ("gg", "abc", {0: "a", 1: "b"}),
+    ],
+)
+def test_as_few_rows_as_possible_move_for_even_shares(homes, names, expected):
+    assert moves(homes, names) == expected
+    after = [expected.get(row, home) for row, home in enumerate(homes)]
+    assert [after.count(name) for name in names] == shares(len(homes), len(names))
 
 
 def test_one_target_for_each_server_that_takes_sessions():
