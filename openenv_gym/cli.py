@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from openenv_gym.commands.bench import bench
 from openenv_gym.commands.demo import demo
 from openenv_gym.commands.serve import serve
 
@@ -20,5 +21,5 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text: what is wrong in one line, not in a box
     pretty_exceptions_enable=False,
 )
-for command in (serve, demo):
+for command in (serve, demo, bench):
     app.command()(command)

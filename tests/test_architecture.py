@@ -79,7 +79,8 @@ LADDER = [  # the lowest rung first
     {"vector_env"},
     {"env", "sb3"},
     {"fleet"},
-    {"demo"},
+    {"bench", "demo"},
+    {"bench_plot"},
     {"commands"},
     {"cli"},
     {"", "__main__"},
@@ -133,6 +134,7 @@ ONLY_IN = {
 PROVEN_BY = {
     "": "test_packaging.py",
     "__main__": "test_cli.py",
+    "bench_plot": "test_bench.py",
     "commands": "test_cli.py",
     "version": "test_packaging.py",
     "traffic": "test_stats.py",

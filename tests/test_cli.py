@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
 
 
 class TestHelp:
-    @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["demo", "--help"]])
+    @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["demo", "--help"], ["bench", "--help"]])
     def test_is_given(self, arguments):
         done = run(*arguments)
         assert (done.returncode, done.stderr) == (0, "")
@@ -336,6 +336,7 @@ class TestWhatIsWrongIsOneLine:
             ("fastapi", ["serve", "CartPole-v1"], "server"),
             ("stable_baselines3", ["demo"], "server,sb3"),
             ("matplotlib", ["demo"], "server,sb3"),
+            ("matplotlib", ["bench", "http://localhost:1", "--plot", "x.png"], "plot"),
             ("typer", ["--help"], "server,sb3"),
         ],
     )

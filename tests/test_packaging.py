@@ -15,7 +15,7 @@ from openenv_gym.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE_REQUIREMENTS = {"gymnasium", "msgspec", "numpy", "pydantic", "websockets"}
-EXTRAS = {"all", "dev", "fuzz", "ray", "sb3", "server", "test"}
+EXTRAS = {"all", "dev", "fuzz", "plot", "ray", "sb3", "server", "test"}
 HEAVY = {"fastapi", "openenv", "ray", "rich", "stable_baselines3", "starlette", "torch", "typer", "uvicorn"}
 
 

@@ -39,7 +39,7 @@ def test_the_readme_has_only_blocks_that_are_checked_here():
 
 
 def test_the_readme_is_short():
-    assert len(README.splitlines()) < 240
+    assert len(README.splitlines()) < 270
     prose = re.sub(r"^```text\n.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
     assert max(map(len, prose.splitlines())) <= 120
 
@@ -169,9 +169,9 @@ NOT_RUN = {
 def test_every_command_is_known_here():
     assert all(line.startswith("$ ") for line in COMMANDS)
     lines = [line.removeprefix("$ ") for line in COMMANDS]
-    run_here = [line for line in lines if line.startswith(("openenv-gym serve", "export "))]
+    run_here = [line for line in lines if line.startswith(("openenv-gym serve", "openenv-gym bench", "export "))]
     assert sorted(lines) == sorted([*run_here, *NOT_RUN])
-    assert len(run_here) == 3
+    assert len(run_here) == 4
 
 
 def test_make_has_the_verb():
@@ -187,6 +187,16 @@ def test_serving_runs_as_written():
         assert "$ openenv-gym serve CartPole-v1\n" in README
         assert serving.url().startswith("http://")
         assert serving.end(signal.SIGINT) == 0
+
+
+def test_measuring_runs_as_written(served):
+    (command,) = (line for line in COMMANDS if line.startswith("$ openenv-gym bench "))
+    arguments = shlex.split(command.replace(SERVED, served).removeprefix("$ openenv-gym "))
+    done = run(*arguments, "--steps", 10)
+    assert (done.returncode, done.stderr) == (0, "")
+    (table,) = (text for language, text in BLOCKS if language == "text" and "hand_over" in text)
+    parts = re.compile(r"^  (\w+) +[\d.,]+ +[\d.]+%", re.MULTILINE)
+    assert parts.findall(table) == parts.findall(done.stdout)
 
 
 def test_serving_ones_own_env_runs_as_written(folder):

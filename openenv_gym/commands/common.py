@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Final, NoReturn, TypeAlias
 
 import typer
 
-__all__ = ["TokenEnv", "TokenFile", "read_token", "refuse", "refuse_missing"]
+__all__ = ["TokenEnv", "TokenFile", "import_namespace", "read_token", "refuse", "refuse_missing"]
 
 TokenEnv: TypeAlias = Annotated[str | None, typer.Option(help="Environment variable that holds the token.")]
 TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="File that holds the token.")]
+
+_NAMESPACES: Final = {"ALE": "ale_py"}
+"""Packages that register their envs only when they are imported, by the namespace of their ids."""
+
+
+def import_namespace(env_id: str) -> None:
+    """Import the package that registers an id, if it is one of those that must be, and is installed."""
+    package = _NAMESPACES.get(env_id.partition("/")[0])
+    if package is not None and importlib.util.find_spec(package) is not None:
+        importlib.import_module(package)
 
 
 def refuse(text: str) -> NoReturn:

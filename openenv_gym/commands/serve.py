@@ -16,13 +16,13 @@ import textwrap
 import traceback
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import gymnasium as gym
 import typer
 from pydantic import ValidationError
 
-from openenv_gym.commands.common import TokenEnv, TokenFile, read_token, refuse, refuse_missing
+from openenv_gym.commands.common import TokenEnv, TokenFile, import_namespace, read_token, refuse, refuse_missing
 from openenv_gym.errors import OpenEnvGymError, OptionError
 from openenv_gym.version import __version__
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from openenv_gym.server.run import Server
 
 __all__ = ["serve"]
-
-_NAMESPACES: Final = {"ALE": "ale_py"}
-"""Packages that register their envs only when they are imported, by the namespace of their ids."""
 
 
 class _LogLevel(str, Enum):
@@ -163,10 +160,8 @@ class _Ending:
 def _built(env: str, options: dict[str, Any], debug: bool) -> tuple[Registry, Any]:
     from openenv_gym.server import create_app
 
-    package = _NAMESPACES.get(env.partition("/")[0])
     try:
-        if package is not None and importlib.util.find_spec(package) is not None:
-            importlib.import_module(package)
+        import_namespace(env)
         application = _application(env, options) or create_app(env, **options)
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything
         if debug:
