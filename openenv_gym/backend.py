@@ -28,6 +28,7 @@ class Backend:
         num_envs: the number of envs.
         local: an environment to serve from an embedded `LocalServer`; None connects to ``base_url``.
         env_kwargs: keyword arguments for that environment.
+        workers: processes of that server; None for one.
 
     Attributes:
         options: the options.
@@ -35,7 +36,8 @@ class Backend:
         pool: the connections.
 
     Raises:
-        OptionError: for ``local`` together with ``base_url``, ``env_kwargs`` without ``local``, or no envs.
+        OptionError: for ``local`` together with ``base_url``, ``env_kwargs`` or ``workers`` without ``local``, or no
+            envs.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Backend:
         *,
         local: str | Callable[..., Any] | None = None,
         env_kwargs: dict[str, Any] | None = None,
+        workers: int | None = None,
     ) -> None:
         if num_envs < 1:
             raise OptionError(f"num_envs must be at least 1, not {num_envs}")
@@ -52,8 +55,12 @@ class Backend:
             raise OptionError("`local` starts a server of its own: leave out `base_url`, or `local`")
         if local is None and env_kwargs is not None:
             raise OptionError("`env_kwargs` go to an embedded server's env: they need `local`")
+        if local is None and workers is not None:
+            raise OptionError("`workers` are an embedded server's processes: they need `local`")
         self.options = options
-        self.server = LocalServer(local, env_kwargs=env_kwargs, max_envs=num_envs) if local is not None else None
+        self.server: LocalServer | None = None
+        if local is not None:
+            self.server = LocalServer(local, env_kwargs=env_kwargs, workers=workers or 1, max_envs=num_envs)
         try:
             if self.server is not None:
                 options = options.model_copy(

@@ -40,6 +40,8 @@ from openenv_gym.traffic import Traffic
 __all__ = ["BatchLink"]
 
 _HANG_UP_S: Final = 2.0
+_DIRECTIONS: Final = 100
+"""Attempts to come to the right one of a server's processes: one or two, and more while others connect as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +108,21 @@ class BatchLink:
 
     async def _handshake(self, connection: FrameConnection, first: bytes) -> None:
         """Send the first frame, take the answer, and send and take what follows from it."""
+        for _ in range(_DIRECTIONS):
+            frames = await self._greet(connection, first)
+            if frames is not None:
+                break
+            connection = await self._dial(anew=False)
+        else:
+            self._leave(connection)
+            raise ConnectFailed(self.url, f"{_DIRECTIONS} connections came to the wrong process of the server")
+        self._connection, self._gone = connection, None
+        for frame in frames:
+            connection.write(frame)
+        connection.listen(self._take, lambda error: self._broken(connection, lost(self._target, error)))
+
+    async def _greet(self, connection: FrameConnection, first: bytes) -> list[bytes] | None:
+        """Send the first frame and take the answer; None if another process of the server expects it."""
         try:
             connection.write(first)
             frames = self._answered(await connection.first())
@@ -114,16 +131,17 @@ class BatchLink:
             if isinstance(error, ConnectionClosed):
                 raise lost(self._target, error) from error
             raise
-        self._connection, self._gone = connection, None
-        for frame in frames:
-            connection.write(frame)
-        connection.listen(self._take, lambda error: self._broken(connection, lost(self._target, error)))
-
-    def _answered(self, frame: bytes) -> list[bytes]:
-        frames = self._protocol.answer(frame)
-        if isinstance(frames, Failed):
-            raise self._refusal(frames)
+        if frames is None:
+            self._leave(connection)
         return frames
+
+    def _answered(self, frame: bytes) -> list[bytes] | None:
+        frames = self._protocol.answer(frame)
+        if not isinstance(frames, Failed):
+            return frames
+        if frames.code == "MISDIRECTED":
+            return None
+        raise self._refusal(frames)
 
     def _refusal(self, failed: Failed) -> OpenEnvGymError:
         if failed.code == "CAPACITY_REACHED":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from openenv_gym.server.registry import Registry
 
-__all__ = ["OWNERS_OPTIONS", "LocalServer", "ServerThread"]
+__all__ = ["OWNERS_OPTIONS", "LocalServer", "ServerThread", "plain"]
 
 _START_S: Final = 60.0
 _STOP_S: Final = 10.0
@@ -55,7 +55,7 @@ class LocalServer:
 
     Raises:
         FactoryError: if the environment can't be built.
-        OptionError: for an unknown option.
+        OptionError: for an unknown option, and for several workers with a callable.
         ReplyTimeout: if it doesn't start in time.
         ImportError: without the extra ``server``.
 
@@ -69,15 +69,23 @@ class LocalServer:
         env: str | Callable[..., Any],
         *,
         env_kwargs: dict[str, Any] | None = None,
+        workers: int = 1,
         start_timeout_s: float = _START_S,
         **options: Any,
     ) -> None:
         if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
             raise ImportError("a LocalServer needs the server's packages: pip install 'openenv-gym[server]'")
+        if workers < 1:
+            raise OptionError(f"workers must be at least 1, not {workers}")
+        if workers > 1 and not isinstance(env, str):
+            raise OptionError(
+                f"workers={workers} needs an id or 'package.module:callable', which other processes can import; a "
+                "callable is served from this one"
+            )
         self.token = secrets.token_urlsafe(32)
         options = {**OWNERS_OPTIONS, "env_kwargs": env_kwargs or {}, **options, "token": self.token}
         self._host: _Host = (
-            _ChildProcess(env, options, start_timeout_s)
+            _ChildProcess(env, options, workers, start_timeout_s)
             if isinstance(env, str)
             else ServerThread(env, options, start_timeout_s)
         )
@@ -132,8 +140,8 @@ class _Host(Protocol):
 
 
 class _ChildProcess:
-    def __init__(self, env: str, options: dict[str, Any], start_timeout_s: float) -> None:
-        configuration = json.dumps({"env": env, "spec": spec_of(env), "options": _plain(options)})
+    def __init__(self, env: str, options: dict[str, Any], workers: int, start_timeout_s: float) -> None:
+        configuration = json.dumps({"env": env, "spec": spec_of(env), "options": plain(options), "workers": workers})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "openenv_gym.server.child"],
             stdin=subprocess.PIPE,
@@ -251,12 +259,16 @@ class ServerThread:
         self._thread.join(_STOP_S)
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON data."""
+def plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON data.
+
+    Raises:
+        OptionError: if some aren't.
+    """
     try:
         plain: dict[str, Any] = json.loads(json.dumps(options, default=_listed))
     except TypeError as error:
-        raise OptionError(f"options for a server in a child process must be plain data: {error}") from None
+        raise OptionError(f"options for a server in another process must be plain data: {error}") from None
     return plain
 
 

@@ -42,6 +42,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "CONNECTIONS_HEADER",
+    "PROCESS_HEADER",
     "PROTOCOL_VERSION",
     "SUBPROTOCOL",
     "WINDOW",
@@ -85,6 +87,12 @@ PROTOCOL_VERSION: Final = 1
 
 SUBPROTOCOL: Final = "openenv-gym.v1"
 """WebSocket subprotocol that the client offers. A server that doesn't select it speaks the OpenEnv dialect."""
+
+PROCESS_HEADER: Final = "openenv-gym-process"
+"""Header of the server's handshake: which of its processes has the connection, from 0."""
+
+CONNECTIONS_HEADER: Final = "openenv-gym-connections"
+"""Header of the server's handshake: how many connections a client needs to have all of the server's processes work."""
 
 WINDOW: Final = 8
 """Requests that a client may have without a reply, and so replies that a server keeps for a resume."""
@@ -180,6 +188,8 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
         render_mode: the envs' render mode.
         max_episode_steps: truncate episodes at this length; None leaves the env's own limit.
         max_message_bytes: the largest frame that the client reads.
+        process: which of the server's processes shall have the session, from 0 and modulo their number; None for any.
+            Another one refuses with ``MISDIRECTED``, and the next connection goes to the right one.
     """
 
     version: int
@@ -191,6 +201,7 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
     render_mode: str | None = None
     max_episode_steps: int | None = None
     max_message_bytes: int | None = None
+    process: int | None = None
 
 
 class Welcome(Message, frozen=True, tag=11, kw_only=True):
@@ -526,7 +537,8 @@ class Failed(Numbered, frozen=True, tag=34):
     """The request, or with id 0 the opening, could not be run at all; nothing was changed.
 
     Attributes:
-        code: the error code, such as ``VALIDATION_ERROR`` or ``CAPACITY_REACHED``.
+        code: the error code, such as ``VALIDATION_ERROR`` or ``CAPACITY_REACHED``. An opening that is ``MISDIRECTED``
+            is to be tried again at once on a new connection.
         error: name of the exception's class, or ``""``.
         message: what is wrong.
         facts: numbers that belong to it, such as ``active`` and ``maximum``.

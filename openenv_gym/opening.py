@@ -18,7 +18,7 @@ from openenv_gym.errors import ReplyTimeout, SpaceError
 from openenv_gym.json_channel import JsonChannel
 from openenv_gym.json_link import JsonLink
 from openenv_gym.link import FrameConnection, Link
-from openenv_gym.messages import SUBPROTOCOL, Hello
+from openenv_gym.messages import CONNECTIONS_HEADER, PROCESS_HEADER, SUBPROTOCOL, Hello
 from openenv_gym.placement import Placement, shares
 from openenv_gym.resharding import follow
 from openenv_gym.spaces import same
@@ -35,7 +35,8 @@ class PoolSettings:
     Attributes:
         targets: the servers.
         num_envs: rows over all of them.
-        connections: connections over all servers that speak the batch dialect; None for one for each server.
+        connections: connections over all servers that speak the batch dialect; None for as many as each server says,
+            which is one for each of its processes.
         hello: what to ask such a server for, except the number of envs.
         dialect: ``"openenv"`` to speak OpenEnv's dialect to our servers too; None for the best that each has.
         observation_space: one env's observation space, for servers that don't say it.
@@ -99,7 +100,9 @@ class Opening:
         rows = [range(end - share, end) for share, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
         self._late = {mine: target.url for mine, target in zip(rows, settings.targets, strict=True)}
         firsts = await _all(self._connect(target, settings.dialect) for target in settings.targets)
-        per_server = shares(max(settings.connections or 0, len(firsts)), len(firsts))
+        per_server: Sequence[int | None] = [None] * len(firsts)
+        if settings.connections is not None:
+            per_server = shares(max(settings.connections, len(firsts)), len(firsts))
         groups = await _all(
             self._open_server(target, first, mine, connections)
             for target, first, mine, connections in zip(settings.targets, firsts, rows, per_server, strict=True)
@@ -117,18 +120,20 @@ class Opening:
         self._connections.append(connection)
         return connection
 
-    async def _open_server(self, target: Target, first: FrameConnection, rows: range, connections: int) -> list[Link]:
+    async def _open_server(
+        self, target: Target, first: FrameConnection, rows: range, connections: int | None
+    ) -> list[Link]:
         count = len(rows)
         if count == 0:
             await first.hang_up(_CLOSE_S)
             return []
-        dialled: Iterator[FrameConnection | None] = itertools.chain([first], itertools.repeat(None))
         links: list[Link] | None = None
         if first.subprotocol == SUBPROTOCOL:
-            links = await self._open_batches(target, dialled, shares(count, min(connections, count)))
+            sizes = shares(count, min(connections or _said(first, CONNECTIONS_HEADER, 1), count))
+            links = await self._open_batches(target, first, sizes)
             first = first if links else await self._connect(target, "openenv")
-            dialled = itertools.chain([first], itertools.repeat(None))
         if links is None:
+            dialled: Iterator[FrameConnection | None] = itertools.chain([first], itertools.repeat(None))
             found, used = await self._discover(target, first)
             if used:  # its session has begun an episode that nobody asked for
                 dialled = itertools.repeat(None)
@@ -138,13 +143,18 @@ class Opening:
         del self._late[rows]
         return links
 
-    async def _open_batches(
-        self, target: Target, dialled: Iterator[FrameConnection | None], sizes: Sequence[int]
-    ) -> list[Link] | None:
-        """Links in the batch dialect; None if the server has other spaces there than those that the user wants."""
+    async def _open_batches(self, target: Target, first: FrameConnection, sizes: Sequence[int]) -> list[Link] | None:
+        """Links in the batch dialect, with the server's processes in turn.
+
+        Returns:
+            the links; None if the server has other spaces there than those that the user wants.
+        """
         wanted = (self._settings.observation_space, self._settings.action_space)
+        process = _said(first, PROCESS_HEADER, 0)
         try:
-            links = await _all(self._open_batch(target, next(dialled), size) for size in sizes)
+            links = await _all(
+                self._open_batch(target, None if i else first, size, process + i) for i, size in enumerate(sizes)
+            )
         except SpaceError:
             if None in wanted:
                 raise
@@ -167,8 +177,8 @@ class Opening:
         found = await discover(target, settings.observation_space, settings.action_space, settings.reading, sample)
         return found, used
 
-    async def _open_batch(self, target: Target, connection: FrameConnection | None, slots: int) -> Link:
-        hello = msgspec.structs.replace(self._settings.hello, num_envs=slots)
+    async def _open_batch(self, target: Target, connection: FrameConnection | None, slots: int, process: int) -> Link:
+        hello = msgspec.structs.replace(self._settings.hello, num_envs=slots, process=process)
         link = BatchLink(target, hello, reconnect_timeout_s=self._settings.reconnect_timeout_s)
         self._links.append(link)
         await link.open(connection or await self._connect(target, None))
@@ -187,6 +197,13 @@ class Opening:
             connection = await self._connect(target, "openenv")
         await link.open(None if found.lasting else connection)
         return link
+
+
+def _said(connection: FrameConnection, header: str, usual: int) -> int:
+    """A number in the server's handshake; a proxy may have left it out."""
+    assert connection.response is not None
+    text = connection.response.headers.get(header, "")
+    return int(text) if text.isdecimal() else usual
 
 
 async def _first_observation(target: Target, connection: FrameConnection) -> dict[str, Any]:

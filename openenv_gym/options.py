@@ -29,8 +29,8 @@ class RemoteOptions(BaseModel):
         base_url: one URL, or several that the envs are spread over evenly, or a `openenv_gym.launcher.Launcher`, whose
             servers the envs follow; None takes ``$OPENENV_BASE_URL``, else ``http://localhost:8000``. ``http``,
             ``https``, ``ws`` and ``wss`` alike.
-        connections: connections to servers that speak the batch dialect, from one for each server (the default, and
-            fastest for most envs) to one for each env.
+        connections: connections to servers that speak the batch dialect, from one for each server to one for each env.
+            None takes one for each process of each server, which is fastest for most envs.
         include: dotted paths of the observation keys to send; None for all.
         exclude: dotted paths of the observation keys to leave out.
         obs_dtype: dtype to cast Box observations to before sending, or a dtype by dotted path.

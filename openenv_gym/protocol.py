@@ -48,6 +48,7 @@ _MOVES: Final = {
     ClientState.OPENING: {
         "send": ClientState.OPENING,
         "answer": ClientState.READY,
+        "misdirected": ClientState.OPENING,
         "refused": ClientState.CLOSED,
         "lost": ClientState.LOST,
     },
@@ -101,7 +102,8 @@ class ClientProtocol:
             frame: the connection's first frame.
 
         Returns:
-            the refusal, after which the session is closed; or the frames to send (again), in order.
+            the refusal, after which the session is closed, unless it is ``MISDIRECTED``: then the same first frame is
+            for another connection; or the frames to send (again), in order.
 
         Raises:
             RemoteProtocolError: if the answer isn't one.
@@ -109,7 +111,7 @@ class ClientProtocol:
         """
         answer = codec.decode_answer(frame)
         if isinstance(answer, Failed):
-            self._move("refused")
+            self._move("misdirected" if answer.code == "MISDIRECTED" else "refused")
             if answer.code == "VERSION_MISMATCH":
                 raise ProtocolVersionError(PROTOCOL_VERSION, answer.facts.get("version", 0))
             return answer

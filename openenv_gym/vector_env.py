@@ -55,6 +55,7 @@ class RemoteVecEnv(VectorReady):
         copy: give out fresh observations at each step, rather than the same arrays.
         local: an environment to serve from an embedded `openenv_gym.LocalServer`, instead of ``base_url``.
         env_kwargs: keyword arguments for that environment.
+        workers: processes of that server; None for one.
         disable_env_checker: ignored; ``gymnasium.make_vec`` passes it on.
         **options: the fields of `openenv_gym.options.RemoteOptions`: ``connections``, ``include``, ``exclude``,
             ``obs_dtype``, ``info_keys``, ``render_mode``, ``max_episode_steps``, ``token``, ``headers``,
@@ -93,6 +94,7 @@ class RemoteVecEnv(VectorReady):
         copy: bool = True,
         local: str | Callable[..., Any] | None = None,
         env_kwargs: dict[str, Any] | None = None,
+        workers: int | None = None,
         disable_env_checker: bool | None = None,
         **options: Any,
     ) -> None:
@@ -100,7 +102,7 @@ class RemoteVecEnv(VectorReady):
         self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options})
         check_render_mode(self.options.render_mode, "gymnasium.wrappers.vector.HumanRendering")
         self._autoreset = AutoresetMode(autoreset_mode)
-        self._backend = Backend(self.options, num_envs, local=local, env_kwargs=env_kwargs)
+        self._backend = Backend(self.options, num_envs, local=local, env_kwargs=env_kwargs, workers=workers)
         self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn, copy=copy)
         self._first_ready = FirstReady(self.rollout, self._autoreset, on_lost=self.options.on_lost)
         link = self._backend.pool.links[0]
@@ -124,6 +126,7 @@ class RemoteVecEnv(VectorReady):
         num_envs: int = 1,
         *,
         env_kwargs: dict[str, Any] | None = None,
+        workers: int | None = None,
         **options: Any,
     ) -> Self:
         """The same over an embedded `openenv_gym.LocalServer`, which it owns and stops.
@@ -132,9 +135,10 @@ class RemoteVecEnv(VectorReady):
             env: a Gymnasium id, ``package.module:callable``, or a callable that makes an env.
             num_envs: the number of envs.
             env_kwargs: keyword arguments for the env.
+            workers: processes that share the envs; for an id or ``package.module:callable`` only. None for one.
             **options: as for the class.
         """
-        return cls(num_envs=num_envs, local=env, env_kwargs=env_kwargs, **options)
+        return cls(num_envs=num_envs, local=env, env_kwargs=env_kwargs, workers=workers, **options)
 
     # ------------------------------------------------------------------------------------------------ reset
 

@@ -15,7 +15,7 @@ import msgspec
 from fastapi import Body, FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 
-from openenv_gym.messages import SUBPROTOCOL
+from openenv_gym.messages import CONNECTIONS_HEADER, PROCESS_HEADER, SUBPROTOCOL
 from openenv_gym.server import batch_dialect, mcp_endpoint, openenv_dialect
 from openenv_gym.server.admission import Admission
 from openenv_gym.server.exact_messages import exact_errors
@@ -134,11 +134,13 @@ def _add_info_routes(app: FastAPI, registry: Registry) -> None:
     @app.get("/health", tags=["Health"])
     async def health() -> Health:
         """How the server is. Open to all, without a token."""
+        processes = await registry.snapshots()
         return Health(
             status="draining" if registry.draining else "healthy",
-            active_envs=registry.capacity.active,
+            active_envs=sum(process["active_envs"] for process in processes),
             max_envs=registry.capacity.maximum,
-            sessions=len(registry.sessions),
+            sessions=sum(process["sessions"] for process in processes),
+            processes=len(processes),
         )
 
     @app.get("/schema", tags=["Environment Info"], response_model=Schemas)
@@ -236,7 +238,7 @@ def _add_websocket(app: FastAPI, sessions: JsonSessions) -> None:
         """A client that offers our subprotocol gets the batch dialect, any other OpenEnv's."""
         try:
             if SUBPROTOCOL in socket.scope["subprotocols"]:
-                await socket.accept(subprotocol=SUBPROTOCOL)
+                await socket.accept(subprotocol=SUBPROTOCOL, headers=_place(sessions.registry))
                 frames = _Connection(socket)
                 await batch_dialect.converse(sessions.registry, frames, frames.receive)
                 await frames.close(1000, "closed")
@@ -251,6 +253,13 @@ def _add_websocket(app: FastAPI, sessions: JsonSessions) -> None:
                 raise
             # The step that it waits for was given up at shutdown, which the client knows and the log says.
             logger.debug("a connection ended with the server")
+
+
+def _place(registry: Registry) -> list[tuple[bytes, bytes]]:
+    """Headers that say where a client came to, before it asks for anything."""
+    company = registry.company
+    place = {PROCESS_HEADER: company.process, CONNECTIONS_HEADER: company.processes}
+    return [(name.encode(), str(value).encode()) for name, value in place.items()]
 
 
 def _query(request: Request | WebSocket) -> dict[str, str]:

@@ -84,6 +84,7 @@ async def _resume(registry: Registry, connection: Connection, resume: Resume) ->
     """The session that lost its connection, on its new one."""
     session = registry.find(resume.session, resume.secret)
     if session is None:
+        await _direct(registry, resume.session)
         raise _Refused("SESSION_EXPIRED", "unknown session", close_code=4404)
     try:
         frames = session.protocol.resume(resume.received)
@@ -96,6 +97,16 @@ async def _resume(registry: Registry, connection: Connection, resume: Resume) ->
         _leave(registry, connection, session)
         raise
     return session
+
+
+async def _direct(registry: Registry, owner: int | str) -> None:
+    """Send a client to another process of this server, if that one should serve it."""
+    try:
+        other = await registry.company.expect(owner)
+    except ConnectionError as error:
+        raise _Refused("GOING_AWAY", str(error), close_code=1012) from None
+    if other is not None:
+        raise _Refused("MISDIRECTED", f"process {other} expects this client", {"process": other}, 4421)
 
 
 async def _begin(registry: Registry, connection: Connection, hello: Hello) -> Session:
@@ -113,6 +124,8 @@ async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[
     for name, value in (("num_envs", hello.num_envs), ("max_episode_steps", hello.max_episode_steps)):
         if value is not None and value < 1:
             raise _Refused("VALIDATION_ERROR", f"{name} must be at least 1, not {value}")
+    if hello.process is not None:
+        await _direct(registry, hello.process)
     probe = registry.probe
     if probe.problem is not None:
         raise _Refused("SPACE_ERROR", _spaceless(registry.source.name, probe.problem))
@@ -169,6 +182,7 @@ def _welcome(registry: Registry, session: Session, observation_space: gym.Space[
         metadata={key: codec.pack(value, key) for key, value in metadata.items() if _is_plain(value)},
         grace_s=registry.settings.grace_s,
         max_message_bytes=registry.settings.max_message_bytes,
+        processes=registry.company.processes,
     )
 
 

@@ -27,6 +27,14 @@ class UnknownSession(DialectError):
         super().__init__("SESSION_ERROR", f"Unknown session_id: {name}")
 
 
+class _SeveralProcesses(DialectError):
+    """Raised where any of several processes may get the next request, and only one has the session."""
+
+    def __init__(self) -> None:
+        text = "this server has several processes (--workers), so it has no sessions that outlive their connection"
+        super().__init__("SESSION_ERROR", text)
+
+
 @dataclass
 class _Lasting:
     session: JsonSession
@@ -75,8 +83,10 @@ class JsonSessions:
             its id, which is all that is needed to use it.
 
         Raises:
-            DialectError: if it can't be opened.
+            DialectError: if it can't be opened, and on a server of several processes.
         """
+        if self.registry.company.processes > 1:
+            raise _SeveralProcesses
         self._lasting = {name: one for name, one in self._lasting.items() if not one.session.closed}
         session = await self.open(1, Options())
         name = str(uuid.uuid4())
@@ -132,6 +142,8 @@ class JsonSessions:
         await self._lasting.pop(name).session.close()
 
     def _find(self, name: str) -> _Lasting:
+        if self.registry.company.processes > 1:
+            raise _SeveralProcesses
         found = self._lasting.get(name)
         if found is None or found.session.closed:
             raise UnknownSession(name)

@@ -213,6 +213,7 @@ class Health(BaseModel):
     active_envs: int = Field(description="Envs that exist.")
     max_envs: int = Field(description="Envs that may exist.")
     sessions: int = Field(description="Open sessions.")
+    processes: int = Field(description="Processes that answer; the numbers are for all of them.")
 
 
 class EnvMetadata(BaseModel):

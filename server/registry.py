@@ -5,27 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any
+
+import msgspec
 
 from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.server.adapters import EnvSource
-from openenv_gym.server.capacity import Capacity, CapacityReached
+from openenv_gym.server.capacity import Capacity
 from openenv_gym.server.counts import Counts
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.executor import Executor
 from openenv_gym.server.probe import Probe, probe
 from openenv_gym.server.session import Session
 from openenv_gym.server.settings import ServerSettings
+from openenv_gym.server.siblings import Alone, Company
 from openenv_gym.server.slots import Slots
 
 __all__ = ["GoingAway", "Registry"]
 
 logger = logging.getLogger(__name__)
-
-_PATIENCE_S: Final = 1.0
 
 
 class GoingAway(OpenEnvGymError):
@@ -49,7 +51,8 @@ class Registry:
         source: where envs come from.
         settings: the server's settings.
         probe: what one env showed.
-        capacity: how many envs there are.
+        capacity: how many envs there are in this process.
+        company: the processes of this server.
         sessions: the open sessions by name.
         draining: whether no more sessions are opened.
         viewers: how many people look at the page now.
@@ -65,6 +68,7 @@ class Registry:
         self.settings = settings
         self.probe: Probe = probe(source, calibrate=settings.max_workers is None and settings.max_step_s is None)
         self.capacity = Capacity(settings.max_envs)
+        self.company: Company = Alone(self.capacity)
         self.sessions: dict[str, Session] = {}
         self.draining = False
         self.viewers = 0
@@ -104,6 +108,27 @@ class Registry:
         for counts in (self.counts, *(s.counts for s in (*self.sessions.values(), *self._leaving))):
             total.add(counts)
         return total
+
+    def snapshot(self) -> dict[str, Any]:
+        """This process in numbers, as plain data."""
+        return {
+            "pid": os.getpid(),
+            "draining": self.draining,
+            "active_envs": self.capacity.active,
+            "sessions": len(self.sessions),
+            "connected": sum(session.connected for session in self.sessions.values()),
+            "threads": self.workers,
+            "running": self.running,
+            "queued": self.queued,
+            "counts": msgspec.to_builtins(self.total()),
+        }
+
+    async def snapshots(self) -> list[dict[str, Any]]:
+        """`snapshot` of each of the server's processes that answers."""
+        try:
+            return await self.company.snapshots() or [self.snapshot()]
+        except ConnectionError:  # the supervisor is gone, and soon this process will be
+            return [self.snapshot()]
 
     def start(self) -> None:
         """Start reaping idle sessions, inside the server's event loop."""
@@ -152,6 +177,7 @@ class Registry:
         """
         await self._reserve(count)
         try:
+            self._check_open()
             slots = Slots(
                 self.source,
                 count,
@@ -163,8 +189,9 @@ class Registry:
             )
             session = Session(slots, self._executor, self.settings)
         except BaseException:
-            self.capacity.release(count)
+            await self._release(count)
             raise
+        session.name = self.company.named(session.name)
         self.sessions[session.name] = session
         try:
             await self._build(session)
@@ -175,25 +202,19 @@ class Registry:
         return session
 
     async def _reserve(self, count: int) -> None:
-        """Take room, and wait a little for what is just being given back.
+        self._check_open()
+        try:
+            await self.company.reserve(count)
+        except ConnectionError:  # the supervisor is gone, and soon this process will be
+            raise GoingAway from None
 
-        A client that closes one session and at once opens the next, as a training script does between two runs, must
-        not find the server full of its own old envs.
-        """
-        end = time.monotonic() + _PATIENCE_S
-        while True:
-            if self.draining:
-                raise GoingAway
-            try:
-                return self.capacity.reserve(count)
-            except CapacityReached:
-                patience_s = end - time.monotonic()
-                if not self._leaving or patience_s <= 0:
-                    raise
-            closing = [asyncio.create_task(session.close()) for session in self._leaving]  # all of these only wait
-            await asyncio.wait(closing, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            for waiting in closing:
-                waiting.cancel()
+    def _check_open(self) -> None:
+        if self.draining:
+            raise GoingAway
+
+    async def _release(self, count: int) -> None:
+        self.company.leave(count)
+        await self.company.release(count)
 
     async def _build(self, session: Session) -> None:
         await session.build()
@@ -206,13 +227,14 @@ class Registry:
         found = self.sessions.pop(session.name, None)
         if found is not None:
             self._leaving.add(session)
+            self.company.leave(session.slots.count)
         try:
             await session.close()
         finally:
             if found is not None:
                 self._leaving.discard(session)
                 self.counts.add(session.counts)
-                self.capacity.release(session.slots.count)
+                await self.company.release(session.slots.count)
                 open_s = round(time.monotonic() - session.opened, 3)
                 what = {"session": session.name, "steps": session.counts.steps, "open_s": open_s}
                 logger.info("a session was closed", extra=what)

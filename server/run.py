@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -20,7 +21,7 @@ from openenv_gym.server.settings import ServerSettings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["SPARE_S", "Server", "make_server"]
+__all__ = ["SPARE_S", "Server", "listen", "make_server"]
 
 SPARE_S: Final = 3.0
 """What an orderly end takes at most, besides ``shutdown_s``: clients are told, and their connections closed."""
@@ -55,6 +56,7 @@ class Server(uvicorn.Server):
         self._interruptible = interruptible
         self._last_resort = last_resort
         self._waiting: dict[tuple[Any, Any], float] = {}
+        self._adopting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server``."""
@@ -78,6 +80,26 @@ class Server(uvicorn.Server):
             if now - since > self._registry.settings.opening_timeout_s:
                 connection.transport.abort()
 
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process accepted, as if it had come to a socket of this server's own."""
+        task = asyncio.get_running_loop().create_task(self._adopt(connection))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+
+        def protocol() -> asyncio.Protocol:  # as uvicorn.Server.startup makes them
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection, ssl=self.config.ssl)
+        except OSError as error:  # a client that is gone already, or that speaks no TLS
+            logger.debug("a connection could not be taken over: %s", error)
+            connection.close()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server``."""
         if self._last_resort:
@@ -96,6 +118,27 @@ class Server(uvicorn.Server):
         """See ``uvicorn.Server``."""
         if sig != signal.SIGINT or self._interruptible:
             super().handle_exit(sig, frame)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; made here, for uvicorn would report a failure in its own way.
+
+    Raises:
+        OSError: if the address can't be had.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)  # without the protocol asyncio doesn't set TCP_NODELAY
+    try:
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _exit_after(seconds: float) -> None:

@@ -1,6 +1,9 @@
 """Envs that keep count, so that a step that was lost, repeated or taken in an env that wasn't reset shows."""
 
+import os
 import random
+import signal
+import sys
 import threading
 import time
 
@@ -55,6 +58,26 @@ class Endless(Tally):
 
     def __init__(self):
         super().__init__(longest=1_000_000, ends=0.0)
+
+
+class Placed(Endless):
+    """An `Endless` whose infos say which process it is in; seeded with 13 it ends that process in its next step."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        self.deadly = seed == 13
+        return observation, {"pid": os.getpid()}
+
+    def step(self, action):
+        if self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def make_in_one_process_only():
+    if "server.process" in " ".join(sys.orig_argv):
+        sys.exit("the licence is in use")
+    return Tally()
 
 
 class Sleeper(gym.Env):

@@ -117,7 +117,10 @@ WIRE = {
     Values: (1, "items"),
     Hello: (
         10,
-        ("version num_envs include exclude obs_dtype info_keys render_mode max_episode_steps max_message_bytes"),
+        (
+            "version num_envs include exclude obs_dtype info_keys render_mode max_episode_steps max_message_bytes "
+            "process"
+        ),
     ),
     Welcome: (
         11,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import errno
+import functools
 import importlib
 import importlib.util
 import ipaddress
 import json
-import os
 import signal
 import socket
 import sys
 import textwrap
 import traceback
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,8 @@ from pydantic import ValidationError
 
 from openenv_gym.commands.common import TokenEnv, TokenFile, import_namespace, read_token, refuse, refuse_missing
 from openenv_gym.errors import OpenEnvGymError, OptionError
+from openenv_gym.local import plain
+from openenv_gym.registered import spec_of
 from openenv_gym.version import __version__
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     max_envs: Annotated[int, typer.Option(help="Envs that exist at a time, over all clients.")] = 1024,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the envs, behind the one address.")] = 1,
     max_workers: Annotated[int | None, typer.Option(help="Threads that run envs.", show_default="automatic")] = None,
     token_env: TokenEnv = None,
     token_file: TokenFile = None,
@@ -77,10 +81,21 @@ def serve(
         options = _options(locals())  # by the names that ServerSettings has for them
         _log(log_level, log_json)
         sys.path.insert(0, str(Path.cwd()))
-        registry, application = _built(env, options, debug)
+        application, configuration = _built(env, options, debug)
         listener = _listener(host, port)
-        ending.server = _server(registry, application, host, tls_cert, tls_key)
-        ending.server.run(sockets=[listener])
+        how = _how(tls_cert, tls_key)
+        registry = application.state.registry
+
+        def announce() -> None:
+            _announce(registry, listener, host, workers, tls=tls_cert is not None)
+
+        server = _server(application, announce, how)
+        if workers == 1:
+            ending.end = functools.partial(setattr, server, "should_exit", True)
+            server.run(sockets=[listener])
+        else:
+            configuration["log"] = {"level": log_level.value, "as_json": log_json}
+            _supervise(ending, configuration, workers, listener, registry.settings, announce=announce, how=how)
 
 
 # -------------------------------------------------------------------------------------------------- what is given
@@ -136,11 +151,11 @@ class _Ending:
     """Makes Ctrl+C and SIGTERM end the command with exit code 0, however far it has come.
 
     Attributes:
-        server: the server, once there is one.
+        end: ends what runs, once it does.
     """
 
     def __init__(self) -> None:
-        self.server: Server | None = None
+        self.end: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -148,21 +163,25 @@ class _Ending:
         return self
 
     def __call__(self, *_: object) -> None:
-        """Handle a signal. While it runs the server does so itself, and afterwards raises the signal once more."""
-        if self.server is None:
+        """Handle a signal. While it runs a server does so itself, and afterwards raises the signal once more."""
+        if self.end is None:
             raise KeyboardInterrupt
-        self.server.should_exit = True
+        self.end()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         return kind is KeyboardInterrupt
 
 
-def _built(env: str, options: dict[str, Any], debug: bool) -> tuple[Registry, Any]:
+def _built(env: str, options: dict[str, Any], debug: bool) -> tuple[Any, dict[str, Any]]:
+    """The application, and how another process makes it (see `openenv_gym.server.parent.application`)."""
     from openenv_gym.server import create_app
 
     try:
         import_namespace(env)
-        application = _application(env, options) or create_app(env, **options)
+        application = _application(env, options)
+        if application is not None:
+            return application, {"env": env, "app": env}
+        return create_app(env, **options), {"env": env, "spec": spec_of(env), "options": plain(options)}
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything
         if debug:
             traceback.print_exc()
@@ -170,7 +189,6 @@ def _built(env: str, options: dict[str, Any], debug: bool) -> tuple[Registry, An
             refuse(f"unknown environment {env!r}: {_suggested(env, str(error.__cause__))}")
         text = str(error) if isinstance(error, OpenEnvGymError) else f"{type(error).__name__}: {error}"
         refuse(text if debug else f"{text} (--debug shows the traceback)")
-    return application.state.registry, application
 
 
 def _application(name: str, options: dict[str, Any]) -> Any:
@@ -210,37 +228,28 @@ def _suggested(env: str, reason: str) -> str:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A listening socket; made here, for uvicorn would report a failure in its own way."""
+    from openenv_gym.server.run import listen
+
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)  # without the protocol asyncio doesn't set TCP_NODELAY
-        if os.name == "posix":  # elsewhere it would let two servers share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
+        return listen(host, port)
     except OSError as error:
         hint = "; choose another with --port, or 0 for a free one" if error.errno == errno.EADDRINUSE else ""
         refuse(f"can't listen on {host} port {port}: {error.strerror}{hint}")
-    return listener
 
 
-def _server(registry: Registry, application: Any, host: str, tls_cert: Path | None, tls_key: Path | None) -> Server:
+def _how(cert: Path | None, key: Path | None) -> dict[str, Any]:
+    """Arguments of `openenv_gym.server.run.make_server`: the certificate; all events go where ours do."""
+    if key is not None and cert is None:
+        refuse("--tls-key needs --tls-cert")
+    paths = {"ssl_certfile": cert, "ssl_keyfile": key}
+    given = {name: str(path) for name, path in paths.items() if path is not None}
+    return {"log_level": None, "log_config": None, "last_resort": True, **given}
+
+
+def _server(application: Any, announce: Callable[[], None], how: dict[str, Any]) -> Server:
     from openenv_gym.server.run import make_server
 
-    if tls_key is not None and tls_cert is None:
-        refuse("--tls-key needs --tls-cert")
-    server = make_server(
-        application,
-        registry.settings,
-        log_level=None,
-        log_config=None,  # it writes where all of this process's events go
-        on_started=lambda: _announce(registry, server, host),
-        ssl_certfile=tls_cert,
-        ssl_keyfile=tls_key,
-        last_resort=True,
-    )
+    server = make_server(application, application.state.registry.settings, on_started=announce, **how)
     try:
         server.config.load()
     except OSError as error:  # ssl.SSLError too
@@ -248,15 +257,26 @@ def _server(registry: Registry, application: Any, host: str, tls_cert: Path | No
     return server
 
 
+def _supervise(ending: _Ending, *serving: Any, announce: Callable[[], None], how: dict[str, Any]) -> None:
+    from openenv_gym.server.supervisor import Supervisor
+
+    try:
+        supervisor = Supervisor(*serving, on_started=announce, server=how)
+        ending.end = supervisor.end
+        supervisor.run()
+    except OpenEnvGymError as error:
+        refuse(str(error))
+
+
 # -------------------------------------------------------------------------------------------------- what is said
 
 
-def _announce(registry: Registry, server: Server, host: str) -> None:
+def _announce(registry: Registry, listener: socket.socket, host: str, workers: int, *, tls: bool) -> None:
     settings, probe = registry.settings, registry.probe
-    address, port = server.servers[0].sockets[0].getsockname()[:2]
+    address, port = listener.getsockname()[:2]
     ip = ipaddress.ip_address(address)
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, host)  # noqa: S104 - compared, not bound
-    url = f"{'https' if server.config.is_ssl else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{port}"
     if not ip.is_loopback and settings.token is None:
         typer.secho(
             f"WARNING: {host} lets other machines in, and there is no token: whoever reaches port {port} can use this "
@@ -271,7 +291,7 @@ def _announce(registry: Registry, server: Server, host: str) -> None:
         f"openenv-gym {__version__} serves {registry.source.name} at {url}{elsewhere}",
         f"  observations  {probe.problem or _short(probe.observation_space)}",
         f"  actions       {_short(probe.action_space) if probe.problem is None else 'see /schema'}",
-        f"  capacity      {settings.max_envs} envs",
+        f"  capacity      {settings.max_envs} envs{'' if workers == 1 else f', in {workers} processes'}",
         f"  token         {token}",
         "Ctrl+C stops it.",
     )

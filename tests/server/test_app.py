@@ -59,7 +59,7 @@ def ask(socket, message):
 class TestRoutes:
     def test_health(self, cartpole):
         answer = httpx.get(f"{cartpole}/health").json()
-        assert answer == {"status": "healthy", "active_envs": 0, "max_envs": 4, "sessions": 0}
+        assert answer == {"status": "healthy", "active_envs": 0, "max_envs": 4, "sessions": 0, "processes": 1}
 
     def test_metadata(self, cartpole):
         answer = httpx.get(f"{cartpole}/metadata").json()

@@ -1,8 +1,10 @@
 """Capacity: all or nothing, from any thread."""
 
+import asyncio
 import threading
 
 import pytest
+from helpers_core import run
 
 from openenv_gym.server.capacity import Capacity, CapacityReached
 
@@ -64,3 +66,35 @@ def test_it_is_never_exceeded(times):
     assert len(admitted) >= 10
     if times == 1:
         assert len(admitted) == 10
+
+
+def test_what_is_being_given_back_is_waited_for():
+    async def talk():
+        capacity = Capacity(4)
+        capacity.reserve(3)
+        with pytest.raises(CapacityReached):
+            await capacity.reserve_soon(2)
+        capacity.leave(3)
+        waiting = asyncio.ensure_future(capacity.reserve_soon(2))
+        await asyncio.wait([waiting], timeout=0)
+        assert not waiting.done()
+        capacity.release(3)
+        await waiting
+        assert capacity.active == 2
+        with pytest.raises(CapacityReached):  # nothing else is on its way
+            await capacity.reserve_soon(3)
+
+    run(talk())
+
+
+def test_it_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr("openenv_gym.server.capacity._PATIENCE_S", 0.01)
+
+    async def talk():
+        capacity = Capacity(4)
+        capacity.reserve(3)
+        capacity.leave(3)
+        with pytest.raises(CapacityReached):
+            await capacity.reserve_soon(2)
+
+    run(talk())
