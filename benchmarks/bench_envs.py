@@ -7,7 +7,7 @@ import time
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["blocking", "image", "keyed"]
+__all__ = ["blocking", "busy", "image", "keyed"]
 
 
 class _Fixed(gym.Env):
@@ -50,3 +50,18 @@ class Blocking(_Fixed):
 def blocking() -> gym.Env:
     """An env that waits."""
     return Blocking(gym.spaces.Box(-1, 1, (4,), np.float32))
+
+
+class Busy(_Fixed):
+    """Computes in pure Python for 1 ms of processor time in each step."""
+
+    def step(self, action):
+        end = time.thread_time() + 0.001
+        while time.thread_time() < end:
+            pass
+        return super().step(action)
+
+
+def busy() -> gym.Env:
+    """An env that computes."""
+    return Busy(gym.spaces.Box(-1, 1, (4,), np.float32))
