@@ -9,6 +9,7 @@ import typer
 
 from openenv_gym.commands.bench import bench
 from openenv_gym.commands.demo import demo
+from openenv_gym.commands.fleet import fleet
 from openenv_gym.commands.serve import serve
 
 __all__ = ["app"]
@@ -23,3 +24,4 @@ app = typer.Typer(
 )
 for command in (serve, demo, bench):
     app.command()(command)
+app.add_typer(fleet)

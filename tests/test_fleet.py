@@ -3,22 +3,28 @@
 import dataclasses
 import functools
 import os
+import re
 import signal
 from pathlib import Path
 
 import gymnasium as gym
+import helpers_cli
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers_faults import wait_until
 from helpers_oracle import Script, ScriptedEnv
+from typer.testing import CliRunner
+
+from openenv_gym import RemoteVecEnv
+from openenv_gym.cli import app
 
 helpers_ray = pytest.importorskip("helpers_ray", reason="needs the extra `ray`", exc_type=ImportError)
 
 import ray  # noqa: E402
 
-from openenv_gym.errors import FactoryError, FleetError, OptionError  # noqa: E402
+from openenv_gym.errors import FactoryError, FleetError, OptionError, Unauthorized  # noqa: E402
 from openenv_gym.fleet import Launcher, RayFleet  # noqa: E402
 from openenv_gym.fleet.roster import NAMESPACE  # noqa: E402
 
@@ -223,6 +229,67 @@ def test_a_name_that_is_taken(fleet):
 def test_bad_numbers(wanted, text):
     with pytest.raises(OptionError, match=text):
         RayFleet("CartPole-v1", **wanted)
+
+
+def run(*arguments):
+    """Run the command in this process, which has joined the cluster."""
+    return CliRunner().invoke(app, ["fleet", *map(str, arguments)])
+
+
+def test_the_command_line(fleet):
+    up = run("up", "CartPole-v1", "--name", "cli", "--envs-per-server", 4, "--num-cpus", 0.5, "--start-timeout-s", 90)
+    try:
+        assert up.exit_code == 0, up.output
+        assert 'RayFleet.attach("cli")' in up.output
+        with RayFleet.attach("cli").make_vec(2) as envs:
+            assert envs.reset(seed=1)[0].shape == (2, 4)
+        assert re.search(r"server-0 +running +http://\S+ +1 +\S+ +\d+ +\d/4 +\d", run("status", "--name", "cli").output)
+        bigger = run("scale", 2, "--name", "cli")
+        assert (bigger.exit_code, "server-1" in bigger.output) == (0, True)
+    finally:
+        down = run("down", "--name", "cli")
+    assert (down.exit_code, down.output) == (0, "fleet cli has ended\n")
+    gone = run("status", "--name", "cli")
+    assert (gone.exit_code, gone.stdout) == (2, "")
+    assert "there is no fleet 'cli' on this cluster" in gone.stderr
+
+
+def test_the_exit_code_says_whether_all_servers_run(fleet):
+    assert run("status", "--name", "scripted").exit_code == 0
+    ray.get(fleet._directory.expect.remote([7]))
+    try:
+        assert run("status", "--name", "scripted").exit_code == 1
+    finally:
+        ray.get(fleet._directory.remove.remote(7))
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["up", "CartPole-v1", "--servers", 0], "at least 1 server"),
+        (["up", "CartPole-v1", "--resource", "gpu"], "write it like licence=2"),
+        (["up", "CartPole-v1", "--env-kwargs", "["], "--env-kwargs is no JSON"),
+        (["down", "--name", "nobody"], "no fleet 'nobody'"),
+    ],
+)
+def test_what_the_command_line_refuses(fleet, arguments, text):
+    refused = run(*arguments)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert text in refused.stderr
+
+
+def test_another_process_finds_the_fleet_with_rays_token_only(fleet, ray_cluster):
+    """Ray's own token lets a process join; ours, which it then gets there, lets it connect."""
+    variables = {"RAY_ADDRESS": ray_cluster.address}
+    found = helpers_cli.run("fleet", "status", "--name", "scripted", "--address", ray_cluster.address)
+    assert found.returncode == 0, found.stderr
+    assert "server-1" in found.stdout
+    wrong = helpers_cli.environment(RAY_AUTH_TOKEN="f" * 64, **variables)
+    refused = helpers_cli.run("fleet", "status", "--name", "scripted", "--address", ray_cluster.address, env=wrong)
+    assert refused.returncode == 2, refused.stdout
+    assert "can't join the Ray cluster" in refused.stderr
+    with pytest.raises(Unauthorized):
+        RemoteVecEnv(fleet.urls, 2, token="wrong")
 
 
 def test_a_directory_that_dies_learns_everything_anew(fleet):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 from pathlib import Path
-from typing import Annotated, Final, NoReturn, TypeAlias
+from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 
-__all__ = ["TokenEnv", "TokenFile", "import_namespace", "read_token", "refuse", "refuse_missing"]
+__all__ = [
+    "TokenEnv",
+    "TokenFile",
+    "import_namespace",
+    "keyword_arguments",
+    "read_token",
+    "refuse",
+    "refuse_missing",
+]
 
 TokenEnv: TypeAlias = Annotated[str | None, typer.Option(help="Environment variable that holds the token.")]
 TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="File that holds the token.")]
@@ -59,3 +68,14 @@ def read_token(variable: str | None, path: Path | None) -> str | None:
     if not (token.isascii() and token.isprintable() and " " not in token):  # it travels in a header
         refuse(f"{where} holds a token with spaces or with characters that aren't ASCII")
     return token
+
+
+def keyword_arguments(text: str) -> dict[str, Any]:
+    """The value of ``--env-kwargs``."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        refuse(f"--env-kwargs is no JSON: {error}")
+    if not isinstance(value, dict):
+        refuse(f'--env-kwargs must be a JSON object, such as \'{{"render_mode": "rgb_array"}}\', not {text}')
+    return value

@@ -8,7 +8,6 @@ import functools
 import importlib
 import importlib.util
 import ipaddress
-import json
 import signal
 import socket
 import sys
@@ -23,7 +22,15 @@ import gymnasium as gym
 import typer
 from pydantic import ValidationError
 
-from openenv_gym.commands.common import TokenEnv, TokenFile, import_namespace, read_token, refuse, refuse_missing
+from openenv_gym.commands.common import (
+    TokenEnv,
+    TokenFile,
+    import_namespace,
+    keyword_arguments,
+    read_token,
+    refuse,
+    refuse_missing,
+)
 from openenv_gym.errors import OpenEnvGymError, OptionError
 from openenv_gym.local import plain
 from openenv_gym.registered import spec_of
@@ -115,7 +122,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     options["allowed_origins"] = given["allow_origin"] or ()
     options["web"] = not given["no_web"]
     options["token"] = read_token(given["token_env"], given["token_file"])
-    options["env_kwargs"] = _keyword_arguments(given["env_kwargs"])
+    options["env_kwargs"] = keyword_arguments(given["env_kwargs"])
     try:
         ServerSettings(**options)
     except ValidationError as error:
@@ -132,16 +139,6 @@ def _log(level: _LogLevel, as_json: bool) -> None:
 def _names(text: str) -> frozenset[str] | None:
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
     return None if names == {"*"} else names
-
-
-def _keyword_arguments(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        refuse(f"--env-kwargs is no JSON: {error}")
-    if not isinstance(value, dict):
-        refuse(f'--env-kwargs must be a JSON object, such as \'{{"render_mode": "rgb_array"}}\', not {text}')
-    return value
 
 
 # ------------------------------------------------------------------------------------------------ what is started
