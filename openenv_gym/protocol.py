@@ -6,7 +6,7 @@ break at any moment, so either side may not know how much the other has received
 
 * the client keeps the frame of each request until its reply is there (`ClientProtocol.pending`),
 * the server keeps the frames of its last `WINDOW` replies (`ServerProtocol.replies`), which is enough because
-  a client never has more requests outstanding than that,
+  a client never has more requests outstanding than that, and of large ones only as many as fit a limit,
 * on a new connection the client says which reply it received last, the server which request, and each sends
   again what the other misses. A request that arrives twice is recognised by its id and not run twice.
 
@@ -22,6 +22,7 @@ Client states::
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Final
 
 import msgspec
@@ -205,12 +206,16 @@ class ClientProtocol:
 class ServerProtocol:
     """One session, as its server sees it.
 
+    Args:
+        kept_bytes: what the kept frames may hold together; the newest is kept whatever its size.
+
     Attributes:
         received: id of the last request.
         replies: frames of the last replies, by id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept_bytes: int = sys.maxsize) -> None:
+        self._kept_bytes = kept_bytes
         self.received = 0
         self.replies: dict[int, bytes] = {}
 
@@ -247,6 +252,9 @@ class ServerProtocol:
             frame = codec.encode(Failed(reply.id, "SERIALIZATION_ERROR", "PackError", str(error)))
         self.replies[reply.id] = frame
         self.replies.pop(reply.id - WINDOW, None)
+        # A client that waits for each reply misses the newest one at most.
+        while len(self.replies) > 1 and sum(map(len, self.replies.values())) > self._kept_bytes:
+            del self.replies[min(self.replies)]
         return frame
 
     def resume(self, received: int) -> list[bytes]:

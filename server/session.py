@@ -85,7 +85,7 @@ class Session(Outlet):
         self.workers = executor.place(slots.count)
         self.name = secrets.token_hex(8)
         self.secret = secrets.token_urlsafe(32)
-        self.protocol = ServerProtocol()
+        self.protocol = ServerProtocol(settings.max_message_bytes)
         self.counts = Counts(opened=1)
         self.opened = self.last_active = time.monotonic()
         self.closed = False

@@ -34,7 +34,8 @@ class ServerSettings(BaseModel):
             a new one. So each env has a thread of its own, and ``max_workers`` can't be set as well.
         opening_timeout_s: seconds for what comes before a session: the head and the body of a request, and a
             connection's first message. Whoever takes longer is dropped, for each of them holds a descriptor.
-        max_message_size_mb: the largest message in MiB, in either direction.
+        max_message_size_mb: the largest message in MiB, in either direction, and the most that a session keeps of its
+            last replies for a resume.
         ping_interval_s: seconds between WebSocket pings; None sends none.
         ping_timeout_s: seconds after which a missing pong closes the connection; None waits for ever.
         shutdown_s: seconds that running steps have to end at shutdown. ``openenv-gym serve`` and a `LocalServer`'s

@@ -254,6 +254,13 @@ class TestASession:
         with pytest.raises(RemoteProtocolError, match=r"^reply 3 isn't kept$"):
             server.resume(2)
 
+    def test_large_replies_are_kept_only_as_far_as_the_limit_goes(self):
+        server = ServerProtocol(kept_bytes=2500)
+        for id, size in enumerate((1000, 1000, 1000, 5000), 1):
+            server.receive(encode(Get(id, None, "gravity")))
+            server.reply(Returned(id, [bytes(size)], []))
+            assert list(server.replies) == [[1], [1, 2], [2, 3], [4]][id - 1]
+
     @pytest.mark.parametrize("received", [-1, WINDOW + 3, 2**63])
     def test_a_server_resumes_after_no_reply_that_never_was(self, received):
         server = ServerProtocol()
