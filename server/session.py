@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 
 from openenv_gym.codec import PackError, unpack
-from openenv_gym.errors import OpenEnvGymError
+from openenv_gym.errors import FactoryError, OpenEnvGymError
 from openenv_gym.messages import (
     Close,
     Closed,
@@ -119,21 +119,25 @@ class Session(Outlet):
         """Build the envs. If the session is closed meanwhile, those that are left aren't built.
 
         Raises:
-            FactoryError: if one can't be built.
+            FactoryError: if one can't be built, or not within ``max_step_s``.
             SpaceError: if one has other spaces than the server's.
         """
         errors: list[Exception] = []
+        slots, limit_s = self.slots.slots, self._settings.max_step_s
 
         def build_all(group: Sequence[Assignment]) -> None:
             try:
                 for _, number in group:
                     if not (errors or self.closed):
-                        self.slots.slots[number].build()
+                        slots[number].build()
             except Exception as error:  # noqa: BLE001 - raised below, on the loop's thread
                 errors.append(error)
 
         async with self._turn:
-            await self._on_workers(self._everyone, build_all)
+            stuck = await self._on_workers(self._everyone, build_all, limit_s)
+            if stuck and limit_s is not None:
+                self._give_up("build", stuck)
+                errors.append(FactoryError(self.slots.source.name, f"not built within {limit_s:g} second(s)"))
             self.last_active = time.monotonic()
         if errors:
             raise errors[0]

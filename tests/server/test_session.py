@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers_core import run, until
+from helpers_core import run, until, wait_until
 from helpers_envs import LIMIT_S, Count, Factory, Gate, Meeting, Sleeper, raiser
 
 from openenv_gym.codec import pack, unpack
@@ -778,6 +778,18 @@ class TestBuilding:
 
         run(main())
         assert len(made) < 10
+
+    def test_an_env_that_takes_too_long_is_given_up_and_closed_when_it_is_there(self):
+        gate = Gate()
+        factory = Factory(lambda: Count(on={"init": gate}))
+
+        async def main():
+            with pytest.raises(FactoryError, match=r"not built within 0\.1 second"):
+                await make_session(factory, 2, max_step_s=0.1)
+
+        run(main())
+        gate.open()
+        wait_until(lambda: [env.count("close") for env in factory.all] == [1, 1])
 
     def test_a_session_that_is_closed_meanwhile(self):
         gate = Gate()
