@@ -140,6 +140,8 @@ class _Host(Protocol):
 
 
 class _ChildProcess:
+    """A server that ends with this process, because its standard input does."""
+
     def __init__(self, env: str, options: dict[str, Any], workers: int, start_timeout_s: float) -> None:
         configuration = json.dumps({"env": env, "spec": spec_of(env), "options": plain(options), "workers": workers})
         self._process = subprocess.Popen(
@@ -150,6 +152,7 @@ class _ChildProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
             text=True,
         )
+        _children.add(self)
         timer = threading.Timer(start_timeout_s, self._process.kill)
         timer.start()
         try:
@@ -188,16 +191,33 @@ class _ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def stop(self) -> None:
+    def leave(self) -> None:
+        """Close this process's ends of the pipes. Once no process holds one, the server ends."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):  # it may be gone already
-                    pipe.close()  # the child ends with its standard input
+                    pipe.close()
+
+    def stop(self) -> None:
+        self.leave()
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+# A forked process has the pipes too, and would keep the server alive after this one was killed.
+_children: weakref.WeakSet[_ChildProcess] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for child in list(_children):
+        child.leave()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_leave_all)
 
 
 def _answer_in(line: str) -> dict[str, Any]:

@@ -195,23 +195,30 @@ def test_an_embedded_server_ends_with_the_process(ending, expected):
     assert seconds < 30
 
 
-def test_an_embedded_server_ends_with_a_process_that_is_killed():
-    body = """
-        import time
+@pytest.mark.parametrize("forks", [False, True])
+def test_an_embedded_server_ends_with_a_process_that_is_killed(forks):
+    """Also if that has forked: the fork has copies of its descriptors, and lives on."""
+    body = f"""
+        import os, time
         vec = RemoteVecEnv.local("CartPole-v1", 2)
         vec.reset(seed=1)
-        print(vec._backend.server.pid, flush=True)
+        fork = os.fork() if {forks} else 0
+        if fork or not {forks}:
+            print(vec._backend.server.pid, fork, flush=True)
         time.sleep(60)
     """
-    process = start(body)
+    process, fork = start(body), 0
     try:
-        pid = int(process.stdout.readline())
+        pid, fork = map(int, process.stdout.readline().split())
         assert psutil.pid_exists(pid)
         process.send_signal(signal.SIGKILL)
         process.wait(20)
         wait_until(lambda: not psutil.pid_exists(pid), "the end of the server")
+        assert not fork or psutil.pid_exists(fork)
     finally:
         process.kill()
+        if fork:
+            os.kill(fork, signal.SIGKILL)
         process.communicate()
 
 
