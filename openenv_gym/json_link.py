@@ -129,7 +129,7 @@ class JsonLink:
         )
 
     async def _observe(self, request: Reset) -> Observed:
-        seed = request.seeds[0] if request.seeds is not None else None
+        seed = unpack(request.seeds[0]) if request.seeds is not None else None
         options = unpack(request.options[0]) if request.options is not None else None
         try:
             first = await self._reset(seed, options)

@@ -280,12 +280,12 @@ class Reset(Numbered, frozen=True, tag=20):
 
     Attributes:
         slots: the envs to reset; None for all.
-        seeds: a seed or None for each of them; None for no seeds.
+        seeds: a packed seed, of any size, or None for each of them; None for no seeds.
         options: packed options or None for each of them; None for no options.
     """
 
     slots: list[int] | None
-    seeds: list[int | None] | None
+    seeds: list[Any] | None
     options: list[Any] | None
 
 

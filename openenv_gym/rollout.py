@@ -167,7 +167,7 @@ class Rollout:
         for i, of_link in enumerate(self.pool.rows):
             mine = [row for row in of_link if rows is None or row in set(chosen)]
             if mine:
-                given = _some([seeds[row] for row in mine]), _packed([options[row] for row in mine])
+                given = _some([pack(seeds[row], "seed") for row in mine]), _packed([options[row] for row in mine])
                 requests.append((i, Reset(0, _slots(of_link, mine), *given)))
         return self._send("reset", requests)
 
@@ -456,7 +456,7 @@ def _slots(of_link: range, rows: Sequence[int]) -> list[int] | None:
     return None if len(rows) == len(of_link) else [row - of_link.start for row in rows]
 
 
-def _some(values: list[int | None]) -> list[int | None] | None:
+def _some(values: list[Any]) -> list[Any] | None:
     return None if all(value is None for value in values) else values
 
 

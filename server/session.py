@@ -390,13 +390,15 @@ class Session(Outlet):
 
     async def _reset(self, request: Reset) -> Reply:
         count, groups = self._assign(request.slots)
-        seeds = [None] * count if request.seeds is None else request.seeds
+        seeds = [None] * count if request.seeds is None else [unpack(seed) for seed in request.seeds]
         options = [None] * count if request.options is None else [unpack(given) for given in request.options]
         if not len(seeds) == len(options) == count:
             raise ValueError(f"{len(seeds)} seeds and {len(options)} options for {count} envs")
         if not all(given is None or isinstance(given, dict) for given in options):
             raise ValueError("an env's options are a dict or None")
         self._flights.forget(_numbers(groups))
+        if not all(seed is None or type(seed) is int for seed in seeds):
+            raise ValueError("an env's seed is an integer or None")
         page = await self._scatter("reset", groups, lambda page, group: self.slots.reset(page, group, seeds, options))
         return page.observed(request.id, count)
 

@@ -174,3 +174,12 @@ def test_seeds_that_the_envs_chose():
         assert env.np_random_seed == chosen
         env.reset(seed=[5, None, 7])
         assert env.np_random_seed == (5, chosen[1], 7)
+
+
+def test_seeds_are_integers_of_any_size():
+    seeds = [2**70, None, 2**64 - 1]
+    with LocalServer(lambda: gym.make("CartPole-v1")) as server, RemoteVecEnv(server.url, 3, token=server.token) as env:
+        local = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
+        ours, theirs = (vec.reset(seed=seeds)[0] for vec in (env, local))
+        assert_same(ours[::2], theirs[::2])
+        assert_same(env.reset(seed=10**30), local.reset(seed=10**30))
