@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ from openenv_gym.link import FrameConnection, Link
 from openenv_gym.messages import CONNECTIONS_HEADER, PROCESS_HEADER, SUBPROTOCOL, Hello
 from openenv_gym.placement import Placement, shares
 from openenv_gym.resharding import follow
+from openenv_gym.retry import await_room
 from openenv_gym.spaces import same
 
-__all__ = ["Opening", "PoolSettings", "close_links"]
+__all__ = ["PoolSettings", "close_links", "open_links"]
 
 _CLOSE_S: Final = 2.0
 
@@ -44,6 +46,8 @@ class PoolSettings:
         reading: what else the user said about the values of such servers.
         open_timeout_s: limit for opening all sessions, the building of their envs included.
         reconnect_timeout_s: limit for resuming a session.
+        room_timeout_s: how long to wait where a server is full.
+        openenv_sessions: use OpenEnv's session API where a server has it.
         placement: the launcher's servers, for the envs to follow; None if the servers are fixed.
         truncates: whether the rows of a lost session are truncated, rather than the loss raised.
     """
@@ -58,11 +62,26 @@ class PoolSettings:
     reading: Reading | None = None
     open_timeout_s: float = 60.0
     reconnect_timeout_s: float = 30.0
+    room_timeout_s: float = 0.0
+    openenv_sessions: bool = True
     placement: Placement | None = None
     truncates: bool = True
 
 
-class Opening:
+async def open_links(settings: PoolSettings) -> list[Link]:
+    """Open all links or none; where a server is full, wait for room without holding any.
+
+    Args:
+        settings: how to connect.
+
+    Raises:
+        CapacityError: if there is no room.
+        OpenEnvGymError: as `_Opening.run`.
+    """
+    return await await_room(lambda: _Opening(settings).run(), settings.room_timeout_s)
+
+
+class _Opening:
     """Opens all links or none.
 
     Args:
@@ -175,6 +194,8 @@ class Opening:
             return await _first_observation(target, first)
 
         found = await discover(target, settings.observation_space, settings.action_space, settings.reading, sample)
+        if not settings.openenv_sessions:
+            found = dataclasses.replace(found, lasting=False)
         return found, used
 
     async def _open_batch(self, target: Target, connection: FrameConnection | None, slots: int, process: int) -> Link:

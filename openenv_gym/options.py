@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from ssl import SSLContext
+from pathlib import Path
+from ssl import SSLContext, create_default_context
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -40,6 +41,7 @@ class RemoteOptions(BaseModel):
         token: the bearer token; None takes ``$OPENENV_GYM_TOKEN``.
         headers: more headers for the handshake.
         connect_timeout_s: limit in seconds for a connection.
+        wait_for_room: where a server is full, wait for at most ``connect_timeout_s`` rather than raise `CapacityError`.
         message_timeout_s: limit for the reply to a step, over all envs; ``inf`` sets none.
         reset_timeout_s: limit for the reply to a reset, and for building the envs; None takes ``message_timeout_s``.
         close_timeout_s: limit for closing.
@@ -58,7 +60,11 @@ class RemoteOptions(BaseModel):
         mask_key: an observation field that lists the allowed actions, or a flag for each; it becomes the info
             ``action_mask``.
         dialect: ``"openenv"`` to speak OpenEnv's dialect to any server; None for the best that each speaks.
-        ssl: TLS settings for ``https`` and ``wss``; None takes the system's.
+        openenv_sessions: use OpenEnv's session API where a server has it, so that an episode survives a broken
+            connection. Such a server keeps the sessions of a process that was killed, for ever by default; with False a
+            session ends with its connection.
+        ca_file: PEM file with the certificate authorities to trust for ``https`` and ``wss``; None takes the system's.
+        ssl: TLS settings where a file of authorities isn't enough, such as a certificate of the client's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -73,6 +79,7 @@ class RemoteOptions(BaseModel):
     max_episode_steps: int | None = Field(default=None, ge=-1)
     token: SecretStr | None = None
     headers: dict[str, str] | None = Field(default=None, repr=False)
+    wait_for_room: bool = False
     connect_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     message_timeout_s: float = Field(default=60.0, gt=0)
     reset_timeout_s: float | None = Field(default=None, gt=0)
@@ -90,6 +97,8 @@ class RemoteOptions(BaseModel):
     decode_observation: Callable[[dict[str, Any]], Any] | None = None
     mask_key: str | None = None
     dialect: Literal["openenv"] | None = None
+    openenv_sessions: bool = True
+    ca_file: Path | None = None
     ssl: SSLContext | None = Field(default=None, repr=False)
 
     @classmethod
@@ -140,7 +149,7 @@ class RemoteOptions(BaseModel):
             limit,
             self.ping_interval_s,
             self.ping_timeout_s,
-            self.ssl,
+            self._tls(),
         )
         placement = None if launcher is None else Placement(launcher, template)
         if placement is not None:
@@ -170,9 +179,21 @@ class RemoteOptions(BaseModel):
             action_space=self.action_space,
             open_timeout_s=self.connect_timeout_s + self.resets_within_s,
             reconnect_timeout_s=self.reconnect_timeout_s,
+            room_timeout_s=self.connect_timeout_s if self.wait_for_room else 0.0,
+            openenv_sessions=self.openenv_sessions,
             placement=placement,
             truncates=self.on_lost == "truncate",
         )
+
+    def _tls(self) -> SSLContext | None:
+        if self.ca_file is None:
+            return self.ssl
+        if self.ssl is not None:
+            raise OptionError("ca_file and ssl are two ways to say whom to trust: leave one out")
+        try:
+            return create_default_context(cafile=self.ca_file)
+        except OSError as error:  # ssl.SSLError too
+            raise OptionError(f"ca_file: {self.ca_file} can't be used: {error}") from None
 
     def _bearer(self, launcher: Launcher | None) -> str | None:
         if self.token:

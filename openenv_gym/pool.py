@@ -19,7 +19,7 @@ from openenv_gym.errors import LocalProtocolError, ReplyTimeout
 from openenv_gym.link import Link
 from openenv_gym.loop import LoopThread, client_loop
 from openenv_gym.messages import Reply, Request, Step, Stepped
-from openenv_gym.opening import Opening, PoolSettings, close_links
+from openenv_gym.opening import PoolSettings, close_links, open_links
 from openenv_gym.stats import Trip
 
 __all__ = ["Pool", "PoolSettings", "close_all"]
@@ -83,7 +83,7 @@ class Pool:
         self._loop: LoopThread = client_loop()
         self._pid = os.getpid()
         self._open = True
-        self.links = self._loop.run(Opening(settings).run())
+        self.links = self._loop.run(open_links(settings))
         first = 0
         for link in self.links:
             self.rows.append(range(first, first + link.slots))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from openenv_gym.errors import (
     CapacityError,
@@ -19,8 +19,9 @@ from openenv_gym.errors import (
     Unauthorized,
 )
 
-__all__ = ["insist", "reason_of"]
+__all__ = ["await_room", "insist", "reason_of"]
 
+_T = TypeVar("_T")
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 5.0
 _FINAL: Final = (SessionLost, Unauthorized, ProtocolError, RemoteEnvError, SpaceError)
@@ -59,6 +60,30 @@ async def insist(
             why = "" if error is None else f": {reason_of(error)}"
             raise SessionLost(url, f"not reconnected within {limit_s:g} second(s){why}")
         # Full jitter: after a server's restart its clients must not come back all at once.
+        await asyncio.sleep(random.uniform(0, min(pause_s, max(end - loop.time(), 0))))  # noqa: S311
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def await_room(attempt: Callable[[], Awaitable[_T]], limit_s: float) -> _T:
+    """Try again while a server is full, with growing, fully jittered pauses.
+
+    Args:
+        attempt: what to try, which leaves nothing behind where it fails.
+        limit_s: when to stop beginning attempts; 0 for only one.
+
+    Raises:
+        CapacityError: if there was no room until then.
+        OpenEnvGymError: what an attempt raised for another reason.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await attempt()
+        except CapacityError:
+            if loop.time() >= end:
+                raise
         await asyncio.sleep(random.uniform(0, min(pause_s, max(end - loop.time(), 0))))  # noqa: S311
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -247,7 +246,7 @@ class TestServe:
         with Running("serve", "CartPole-v1", "--port", 0, "--tls-cert", certificate, "--tls-key", key) as serving:
             url = serving.url()
             assert url.startswith("https://")
-            envs = RemoteVecEnv(url, 1, ssl=ssl.create_default_context(cafile=str(certificate)))
+            envs = RemoteVecEnv(url, 1, ca_file=certificate)
             assert envs.reset(seed=1)[0].shape == (1, 4)
             envs.close()
 

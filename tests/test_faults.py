@@ -414,6 +414,18 @@ def test_a_cut_keeps_the_episode_of_a_new_openenv_server(openenv):
         assert counters(env) == {"reconnects": 14, "sessions_lost": 0}
 
 
+def test_an_openenv_session_may_end_with_its_connection(openenv):
+    """Else a learner that is killed leaves it on the server, which has no limit for idle ones by default."""
+    with stock(openenv, openenv.Count, 1, openenv_sessions=False) as (env, proxy):
+        env.reset()
+        proxy.refuse()
+        proxy.cut()
+        wait_until(lambda: not openenv.Count.live)
+        proxy.accept()
+        with pytest.warns(UserWarning, match="row 0 is truncated"):
+            assert env.step(now(1))[3].all()
+
+
 def test_an_openenv_step_that_was_not_heard_is_sent_again(openenv):
     with stock(openenv, openenv.Count, 1) as (env, proxy):
         env.reset()

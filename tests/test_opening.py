@@ -59,6 +59,24 @@ def test_more_envs_than_there_is_room_for(connections):
             env.reset(seed=1)
 
 
+def test_room_is_waited_for_without_holding_any():
+    """Two that want three of four slots each, over several connections, would wait for each other otherwise."""
+    app = create_app(Tally, max_envs=4)
+    options = {"connections": 3, "wait_for_room": True, "connect_timeout_s": 60.0}
+    with running(app) as url, FaultProxy(url) as proxy:
+        first, seconds = RemoteVecEnv(url, 3, **options), []
+        waiting = threading.Thread(target=lambda: seconds.append(RemoteVecEnv(proxy.url, 3, **options)))
+        waiting.start()
+        wait_until(lambda: proxy.accepted > 6)
+        first.close()
+        waiting.join(60)
+        (second,) = seconds
+        assert second.reset(seed=1)[0].shape == (3, 5)
+        with pytest.raises(CapacityError):
+            RemoteVecEnv(url, 3, wait_for_room=True, connect_timeout_s=0.2)
+        second.close()
+
+
 def test_sessions_that_are_just_being_built_are_given_back_too():
     """One connection is refused while the other one's envs are being built."""
     building, go_on = threading.Semaphore(0), threading.Event()

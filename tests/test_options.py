@@ -217,6 +217,8 @@ def test_pool_settings_of_everything():
         connect_timeout_s=1,
         reset_timeout_s=2,
         reconnect_timeout_s=3,
+        wait_for_room=True,
+        openenv_sessions=False,
         max_message_size_mb=0.5,
         ping_interval_s=None,
         ping_timeout_s=None,
@@ -251,7 +253,16 @@ def test_pool_settings_of_everything():
         reading=Reading("o", "a", dict, list, "m"),
         open_timeout_s=3.0,
         reconnect_timeout_s=3.0,
+        room_timeout_s=1.0,
+        openenv_sessions=False,
     )
+
+
+def test_whom_to_trust_is_said_in_one_way(tmp_path):
+    with pytest.raises(OptionError, match="leave one out"):
+        options(ca_file="ca.pem", ssl=ssl.create_default_context()).pool_settings(1)
+    with pytest.raises(OptionError, match=r"ca_file: .*no\.pem can't be used: .*No such file"):
+        options(ca_file=tmp_path / "no.pem").pool_settings(1)
 
 
 @pytest.mark.parametrize("given, sent", [(None, None), (-1, None), (5, 5)])

@@ -118,6 +118,37 @@ def test_an_attempt_that_hangs_ends_at_the_limit():
         asyncio.run(retry.insist(hang, 0.1, URL, ConnectionLost(URL, "the first reason")))
 
 
+def await_room(outcomes, limit_s=10.0):
+    """The result, and the number of attempts."""
+    attempts = []
+
+    async def attempt():
+        attempts.append(None)
+        if isinstance(outcome := outcomes[min(len(attempts), len(outcomes)) - 1], Exception):
+            raise outcome
+        return outcome
+
+    return asyncio.run(retry.await_room(attempt, limit_s)), len(attempts)
+
+
+def test_room_is_waited_for(pauses):
+    full = CapacityError(URL, 3, 3, 1)
+    assert await_room([full, full, full, "room"]) == ("room", 4)
+    assert pauses == [0.05, 0.1, 0.2]
+
+
+def test_room_is_waited_for_only_so_long():
+    with pytest.raises(CapacityError):
+        await_room([CapacityError(URL, 3, 3, 1)], limit_s=0.1)
+    with pytest.raises(CapacityError):
+        await_room([CapacityError(URL, 3, 3, 1), "room"], limit_s=0)
+
+
+def test_nothing_else_is_waited_for():
+    with pytest.raises(ConnectFailed):
+        await_room([ConnectFailed(URL, "connection refused"), "room"])
+
+
 def test_reasons_are_short():
     assert retry.reason_of(ConnectFailed(URL, "connection refused")) == "connection refused"
     assert retry.reason_of(SessionLost(URL, "unknown session")) == "unknown session"
