@@ -249,6 +249,9 @@ class TestServe:
             envs = RemoteVecEnv(url, 1, ca_file=certificate)
             assert envs.reset(seed=1)[0].shape == (1, 4)
             envs.close()
+            few = ("--num-envs", 1, "--steps", 1, "--json")
+            assert run("bench", url, *few, "--ca-file", certificate).returncode == 0
+            assert "certificate verify failed" in run("bench", url, *few).stderr
 
 
 def write_certificate(folder):

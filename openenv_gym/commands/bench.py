@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import gymnasium as gym
 import typer
 
-from openenv_gym.commands.common import TokenEnv, TokenFile, import_namespace, read_token, refuse, refuse_missing
+from openenv_gym.commands.common import (
+    CaFile,
+    TokenEnv,
+    TokenFile,
+    import_namespace,
+    read_token,
+    refuse,
+    refuse_missing,
+)
 from openenv_gym.errors import OpenEnvGymError
 
 if TYPE_CHECKING:
@@ -36,6 +44,7 @@ def bench(
     ] = None,
     token_env: TokenEnv = None,
     token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Measure where the time of vector steps goes.
 
@@ -57,7 +66,7 @@ def bench(
     try:
         with (
             _local(compare, num_envs) as local,
-            RemoteVecEnv(url, num_envs, connections=connections, token=token) as envs,
+            RemoteVecEnv(url, num_envs, connections=connections, token=token, ca_file=ca_file) as envs,
         ):
             result = measure(envs, steps, local)
             samples = envs.rollout.recorder.samples()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 
 __all__ = [
+    "CaFile",
     "TokenEnv",
     "TokenFile",
     "import_namespace",
@@ -21,6 +22,9 @@ __all__ = [
     "refuse_missing",
 ]
 
+CaFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM file with the certificate authorities to trust.", show_default="the system's")
+]
 TokenEnv: TypeAlias = Annotated[str | None, typer.Option(help="Environment variable that holds the token.")]
 TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="File that holds the token.")]
 
