@@ -88,7 +88,7 @@ class TestOptions:
     def test_each_setting_has_one_except_for_these(self):
         settings = ServerSettings.model_fields.keys() - inspect.signature(serve.serve).parameters.keys()
         otherwise = {"token", "allowed_origins"}  # --token-env, --token-file and --allow-origin
-        assert settings == otherwise | {"env_name", "opening_timeout_s"}
+        assert settings == otherwise | {"web", "env_name", "opening_timeout_s"}  # web is --no-web
 
     @pytest.fixture
     def settings_of(self, monkeypatch):
