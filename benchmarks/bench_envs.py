@@ -7,7 +7,7 @@ import time
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["blocking", "busy", "image", "keyed"]
+__all__ = ["blocking", "busy", "heavy_tailed", "image", "keyed"]
 
 
 class _Fixed(gym.Env):
@@ -65,3 +65,16 @@ class Busy(_Fixed):
 def busy() -> gym.Env:
     """An env that computes."""
     return Busy(gym.spaces.Box(-1, 1, (4,), np.float32))
+
+
+class HeavyTailed(_Fixed):
+    """Waits 5 ms in a step, and 100 ms in one of twenty."""
+
+    def step(self, action):
+        time.sleep(0.1 if self.np_random.random() < 0.05 else 0.005)
+        return super().step(action)
+
+
+def heavy_tailed() -> gym.Env:
+    """An env whose steps now and then take long."""
+    return HeavyTailed(gym.spaces.Box(-1, 1, (4,), np.float32))

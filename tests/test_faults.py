@@ -109,7 +109,7 @@ def test_every_step_is_taken_exactly_once(mode, connections):
         assert (scissors.left, proxy.cuts + proxy.lit) == (0, cuts)
         assert 0 < counters(env)["reconnects"] <= cuts  # a cut may hit a connection that isn't open yet
         assert counters(env)["sessions_lost"] == 0
-        assert sum(session.steps for session in registry.sessions.values()) == 8 * steps
+        assert sum(session.counts.steps for session in registry.sessions.values()) == 8 * steps
 
 
 @pytest.mark.parametrize("how", [RST, FIN, DEAF])
