@@ -9,6 +9,7 @@ import typer
 
 from openenv_gym.commands.bench import bench
 from openenv_gym.commands.demo import demo
+from openenv_gym.commands.doctor import doctor
 from openenv_gym.commands.fleet import fleet
 from openenv_gym.commands.serve import serve
 
@@ -22,6 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text: what is wrong in one line, not in a box
     pretty_exceptions_enable=False,
 )
-for command in (serve, demo, bench):
+for command in (serve, doctor, bench, demo):
     app.command()(command)
 app.add_typer(fleet)

@@ -23,7 +23,7 @@ from openenv_gym.json_channel import JsonChannel
 from openenv_gym.json_form import JsonForm
 from openenv_gym.spaces import build
 
-__all__ = ["Discovery", "Reading", "discover"]
+__all__ = ["Discovery", "Reading", "discover", "fetch"]
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ async def discover(
         ConnectFailed: if the server doesn't answer.
     """
     reading = reading or Reading()
-    described = await _fetch(target, "/spaces")  # a server of ours says them
+    described = await fetch(target, "/spaces")  # a server of ours says them
     if described is not None:
         if observation_space is None:
             observation_space = _part(described["observation_space"], reading.obs_key)
         if action_space is None:
             action_space = _part(described["action_space"], reading.action_key)
-    schema = await _fetch(target, "/schema") or {}
+    schema = await fetch(target, "/schema") or {}
     form = await _form(schema, reading.choices(observation_space, action_space), reading, sample)
     form = dataclasses.replace(form, gymnasium=described is not None)
     return Discovery(form, described is None and await _keeps_sessions(target))
@@ -145,8 +145,12 @@ async def _keeps_sessions(target: Target) -> bool:
     return False
 
 
-async def _fetch(target: Target, path: str) -> dict[str, Any] | None:
-    """GET a JSON object beside the WebSocket endpoint; None if the server has none there."""
+async def fetch(target: Target, path: str) -> dict[str, Any] | None:
+    """GET a JSON object beside the WebSocket endpoint; None if the server has none there.
+
+    Raises:
+        ConnectFailed: if the server doesn't answer.
+    """
     parts = urlsplit(target.url)
     scheme = {"ws": "http", "wss": "https"}[parts.scheme]
     url = urlunsplit(SplitResult(scheme, parts.netloc, parts.path.removesuffix("/ws") + path, "", ""))
