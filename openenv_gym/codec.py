@@ -164,7 +164,7 @@ def _pack_integer(value: int) -> msgspec.msgpack.Ext:
 
 def _pack_array(value: NDArray[Any], where: str, depth: int) -> msgspec.msgpack.Ext:
     kind = value.dtype.kind
-    if isinstance(value, np.ma.MaskedArray):
+    if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):  # `ma` is slow to import
         raise PackError(f"{where}: a masked array can't be sent")
     if kind == "O":
         return _extend(OBJECTS, (value.shape, _pack_all(value.reshape(-1).tolist(), where, depth)))

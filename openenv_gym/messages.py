@@ -137,7 +137,7 @@ class Array(Message, frozen=True, tag=0):
             if name not in _DTYPES:
                 raise TypeError(f"an array of dtype {array.dtype} can't be sent")
             array = array.astype(name)
-        if isinstance(array, np.ma.MaskedArray):
+        if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):  # `ma` is slow to import
             raise TypeError("a masked array can't be sent")
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
