@@ -5,6 +5,7 @@ Two that draw at once get wrong pixels, or take the process down: SDL's primitiv
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,24 @@ import gymnasium as gym
 
 __all__ = ["drawing", "draws", "may_draw"]
 
-drawing: Final = threading.Lock()
+_PATIENCE_S: Final = 60.0
+
+
+class _Turn(contextlib.AbstractContextManager[None]):
+    """One env's turn to draw, which no env waits for without end: another one may hang while it has its turn."""
+
+    def __init__(self) -> None:
+        self._taken = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._taken.acquire(timeout=_PATIENCE_S):
+            raise TimeoutError(f"another env of this process has been drawing for {_PATIENCE_S:g} seconds")
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._taken.release()
+
+
+drawing: Final = _Turn()
 """Held by the env that draws."""
 
 

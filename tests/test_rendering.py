@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecVideoRecorder
 from openenv_gym import LocalServer, RemoteEnv, RemoteVecEnv, errors
 from openenv_gym.rendering import METADATA, metadata_here
 from openenv_gym.sb3 import SB3VecEnv
+from openenv_gym.server.drawing import drawing
 
 REMOTE = "openenv_gym:openenv/Remote-v0"
 # MoviePy leaves the pipe of its encoder to the garbage collector.
@@ -203,6 +204,21 @@ def test_one_env_of_a_process_renders_at_a_time():
     ):
         env.reset()
         assert len(env.render()) == len(env.call("render")) == 4
+
+
+def test_a_render_that_hangs_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr("openenv_gym.server.drawing._PATIENCE_S", 0.1)
+    with (
+        LocalServer(Alone) as server,
+        RemoteVecEnv(server.url, 1, token=server.token, render_mode="rgb_array") as env,
+    ):
+        env.reset()
+        with (
+            drawing,
+            pytest.raises(errors.RemoteEnvError, match=r"another env of this process has been drawing for 0\.1 sec"),
+        ):
+            env.render()
+        assert len(env.render()) == 1
 
 
 @pytest.mark.parametrize("paints", [Painter, lambda: AddRenderObservation(Alone("rgb_array"))], ids=["own", "wrapper"])
