@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -89,13 +91,19 @@ _FIXES: Final[list[tuple[type[Exception], str, str, str]]] = [
 
 
 def diagnose(
-    base_url: str | None = None, *, token: str | None = None, limit_s: float = 10.0, idle_s: float = 3.0
+    base_url: str | None = None,
+    *,
+    token: str | None = None,
+    ca_file: Path | None = None,
+    limit_s: float = 10.0,
+    idle_s: float = 3.0,
 ) -> Iterator[Finding]:
     """Look at a server, and at one of its envs. It never raises, and always ends.
 
     Args:
         base_url: the server; None takes ``$OPENENV_BASE_URL``, else ``http://localhost:8000``.
         token: the bearer token; None takes ``$OPENENV_GYM_TOKEN``.
+        ca_file: PEM file with the certificate authorities to trust; None takes the system's.
         limit_s: limit for each connection, each reply and each of four short episodes.
         idle_s: how long a connection is left alone, to see whether it is cut.
 
@@ -108,6 +116,7 @@ def diagnose(
             token or os.environ.get("OPENENV_GYM_TOKEN") or None,
             connect_timeout_s=limit_s,
             ping_interval_s=None,
+            ssl=None if ca_file is None else ssl.create_default_context(cafile=ca_file),
         )
         findings, openenv = asyncio.run(_connection(target, limit_s, idle_s))
         yield from findings
@@ -118,6 +127,9 @@ def diagnose(
 
 
 def _failure(error: Exception) -> Finding:
+    if isinstance(error.__cause__ or error, (ssl.SSLError, FileNotFoundError, PermissionError)):  # or of ca_file
+        fix = "pass --ca-file with the authority that signed the server's certificate, and the name that it is for"
+        return Finding("TLS", "error", str(error), fix)
     for kind, check, before, fix in _FIXES:
         if isinstance(error, kind):
             return Finding(check, "error", f"{before}{error}", fix)
@@ -129,6 +141,7 @@ def _env(target: Target, openenv: bool, limit_s: float) -> Iterator[Finding]:
         target.url,
         1,
         token=target.token,
+        ssl=target.ssl,
         connect_timeout_s=limit_s,
         message_timeout_s=limit_s,
         reconnect_timeout_s=0,

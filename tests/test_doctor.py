@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from helpers_cli import run
 from helpers_faults import free_port
 from helpers_server import running
+from test_cli import write_certificate
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.sync.server import serve as serve_websockets
@@ -186,6 +187,17 @@ class TestPlanted:
                 assert list(found) == ["token"]
                 assert "--token-env" in found["token"].fix
                 assert "s3cret" not in str(found)
+
+    def test_a_certificate_that_nobody_vouches_for(self, tmp_path):
+        certificate, key = write_certificate(tmp_path)
+        with running(create_app(Walk), ssl_certfile=certificate, ssl_keyfile=key) as address:
+            url = address.replace("http", "https", 1)
+            found = examined(url)
+            assert list(found) == ["TLS"]
+            assert "certificate" in found["TLS"].text
+            assert "--ca-file" in found["TLS"].fix
+            assert "is encrypted" in examined(url, ca_file=certificate)["TLS"].text
+            assert problems(url, ca_file=tmp_path / "nothing") == [("TLS", "error")]
 
     def test_a_full_server(self):
         with running(create_app(Walk, max_envs=1)) as url, RemoteVecEnv(url, 1):

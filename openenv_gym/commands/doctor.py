@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from openenv_gym.commands.common import TokenEnv, TokenFile, read_token
+from openenv_gym.commands.common import CaFile, TokenEnv, TokenFile, read_token
 from openenv_gym.doctor import diagnose
 from openenv_gym.examination import Finding, Level
 
@@ -25,6 +25,7 @@ def doctor(
     *,
     token_env: TokenEnv = None,
     token_file: TokenFile = None,
+    ca_file: CaFile = None,
     limit_s: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds for each connection and reply.")] = 10.0,
     idle_s: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to leave a connection alone.")] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -35,7 +36,8 @@ def doctor(
     """
     findings: list[Finding] = []
     console = Console(highlight=False, soft_wrap=True)
-    for finding in diagnose(url, token=read_token(token_env, token_file), limit_s=limit_s, idle_s=idle_s):
+    token = read_token(token_env, token_file)
+    for finding in diagnose(url, token=token, ca_file=ca_file, limit_s=limit_s, idle_s=idle_s):
         findings.append(finding)
         if not as_json:
             console.print(_line(finding))
