@@ -181,6 +181,17 @@ def test_a_reset_drops_the_steps_of_its_envs(ended):
     serve(use, Factory(Count, {"length": 100, "habits": {1: gate}}))
 
 
+def test_what_a_reset_dropped_does_not_come_back():
+    async def use(client, registry):
+        await client.launch([1], 5)
+        await client.ask(Reset, [1], None, None)
+        await client.launch([1], 0)
+        collected = await client.ask(Collect, 1)
+        assert (collected.slots, collected.steps.failures) == ([1], [])
+
+    serve(use, lambda: Count(100, habits={5: raiser(KeyError("oops"))}))
+
+
 def test_an_env_that_hangs_is_given_up_alone():
     gate = Gate()
 
