@@ -7,7 +7,7 @@ import time
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["blocking", "busy", "heavy_tailed", "image", "keyed"]
+__all__ = ["blocking", "busy", "heavy_tailed", "image", "keyed", "tiny"]
 
 
 class _Fixed(gym.Env):
@@ -24,6 +24,11 @@ class _Fixed(gym.Env):
 
     def step(self, action):
         return self.value, 1.0, False, False, {}
+
+
+def tiny() -> gym.Env:
+    """An observation of four floats."""
+    return _Fixed(gym.spaces.Box(-1, 1, (4,), np.float32))
 
 
 def image() -> gym.Env:

@@ -73,7 +73,7 @@ def _serve(kind: str, port: int) -> None:
         def state(self) -> State:
             return State()
 
-    app = create_app(CartPole, Push, Values, env_name="cartpole", max_concurrent_envs=256)
+    app = create_app(CartPole, Push, Values, env_name="cartpole", max_concurrent_envs=20_000)
     uvicorn.run(app, port=port, log_level="error")
 
 

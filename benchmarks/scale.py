@@ -1,0 +1,287 @@
+"""How far many envs go on one machine: connecting, resetting, stepping, memory; and the learner's side beyond that.
+
+Every case runs in a fresh process, with servers in processes of their own. `simulate` has servers that run no envs and
+answer at once, so that what is measured is the learner's side alone.
+
+    python benchmarks/scale.py                               # 100 and 1,000 envs
+    python benchmarks/scale.py --envs 10000 --simulate 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+STEPS, WARM_UP, STOCK_STEPS = 50, 5, 10
+
+
+def percentiles(seconds):
+    """Median and 99th percentile, in milliseconds."""
+    return [round(float(value) * 1000, 2) for value in np.percentile(seconds, [50, 99])]
+
+
+def run_steps(envs, num_envs):
+    """What stepping costs."""
+    actions = np.zeros(num_envs, np.int64)
+    took = []
+    for step in range(WARM_UP + STEPS):
+        start = time.perf_counter()
+        envs.step(actions)
+        if step >= WARM_UP:
+            took.append(time.perf_counter() - start)
+    return {
+        "step_ms": percentiles(took),
+        "slowest_ms": round(max(took) * 1000, 2),
+        "steps_s": round(num_envs * STEPS / sum(took)),
+    }
+
+
+def note_openings():
+    """A list that gets the moment at which each session is open."""
+    from openenv_gym.batch_link import BatchLink
+
+    moments, plain = [], BatchLink.open
+
+    async def noted(link, *args):
+        await plain(link, *args)
+        moments.append(time.perf_counter())
+
+    BatchLink.open = noted
+    return moments
+
+
+def measure(urls, pids, num_envs, connections):
+    """Connect, reset and step on some servers."""
+    from openenv_gym import RemoteVecEnv
+
+    openings = note_openings()
+    here, there = psutil.Process(), [psutil.Process(pid) for pid in pids]
+    before = here.memory_info().rss, sum(process.memory_info().rss for process in there)
+    begun = start = time.perf_counter()
+    limits = {"connect_timeout_s": 300.0, "message_timeout_s": 300.0, "reset_timeout_s": 600.0}
+    with RemoteVecEnv(urls, num_envs, connections=connections, **limits) as envs:
+        opened = time.perf_counter() - start
+        start = time.perf_counter()
+        envs.reset(seed=1)
+        result = {"open_s": round(opened, 2), "session_ms": percentiles([moment - begun for moment in openings])}
+        result["reset_ms"] = round((time.perf_counter() - start) * 1000, 1)
+        result |= run_steps(envs, num_envs)
+        after = here.memory_info().rss, sum(process.memory_info().rss for process in there)
+    kib = [round((late - early) / 1024 / num_envs, 1) for late, early in zip(after, before, strict=True)]
+    return result | {"client_kib_per_env": kib[0], "server_kib_per_env": kib[1]}
+
+
+async def drive_stock(url, num_envs):
+    """Connect, reset and step with OpenEnv's own client: each env a session, all at the same time."""
+    from openenv.core import GenericEnvClient
+
+    async def timed(coroutine, took):
+        start = time.perf_counter()
+        await coroutine
+        took.append(time.perf_counter() - start)
+
+    opened, took, start = [], [], time.perf_counter()
+    clients = [
+        GenericEnvClient(base_url=url, connect_timeout_s=300.0, message_timeout_s=300.0) for _ in range(num_envs)
+    ]
+    await asyncio.gather(*(timed(client.connect(), opened) for client in clients))
+    result = {"open_s": round(time.perf_counter() - start, 2), "session_ms": percentiles(opened)}
+    start = time.perf_counter()
+    await asyncio.gather(*(client.reset() for client in clients))
+    result["reset_ms"] = round((time.perf_counter() - start) * 1000, 1)
+    for _ in range(STOCK_STEPS):
+        await timed(asyncio.gather(*(client.step({"push": 0}) for client in clients)), took)
+    await asyncio.gather(*(client.close() for client in clients))
+    return result | {
+        "step_ms": percentiles(took),
+        "slowest_ms": round(max(took) * 1000, 2),
+        "steps_s": round(num_envs * STOCK_STEPS / sum(took)),
+    }
+
+
+def stock(num_envs):
+    """A stock OpenEnv server and its client."""
+    from openenv_peer import stock_server
+
+    with stock_server() as url:
+        return asyncio.run(drive_stock(url, num_envs))
+
+
+# ------------------------------------------------------------------------------------------------- servers
+
+
+def _serve(port, ready, max_envs):
+    """One of our servers."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from openenv_gym.server import create_app
+    from openenv_gym.server.run import make_server
+
+    def started():
+        port.value = server.servers[0].sockets[0].getsockname()[1]
+        ready.set()
+
+    app = create_app("bench_envs:tiny", max_envs=max_envs)
+    server = make_server(app, app.state.registry.settings, on_started=started)
+    server.run()
+
+
+def _simulate(port, ready, _):
+    """A server without envs: the same answer each time, of the size that was asked for."""
+    from websockets.asyncio.server import serve
+
+    from openenv_gym import codec
+    from openenv_gym.messages import (
+        PROTOCOL_VERSION,
+        SUBPROTOCOL,
+        Array,
+        Closed,
+        Observed,
+        Reset,
+        Step,
+        Stepped,
+        Welcome,
+    )
+    from openenv_gym.protocol import ServerProtocol
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from bench_envs import tiny
+
+    from openenv_gym.spaces import describe
+
+    env = tiny()
+
+    async def handle(connection):
+        hello = codec.decode_opening(await connection.recv())
+        n = hello.num_envs
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            server="simulation",
+            env="simulation",
+            session="s",
+            secret="s",
+            observation_space=describe(env.observation_space),
+            action_space=describe(env.action_space),
+            metadata={},
+            grace_s=60.0,
+            max_message_bytes=1 << 27,
+        )
+        await connection.send(codec.encode(welcome))
+        observations = [Array.of(np.zeros((n, *env.observation_space.shape), np.float32))]
+        rewards, no = Array.of(np.ones(n)), Array.of(np.zeros(n, np.bool_))
+        protocol = ServerProtocol()
+        async for frame in connection:
+            request = protocol.receive(frame)
+            if isinstance(request, Reset):
+                reply = Observed(request.id, observations, {}, [])
+            elif isinstance(request, Step):
+                reply = Stepped(request.id, observations, rewards, no, no, {}, None, [])
+            else:
+                reply = Closed(request.id)
+            await connection.send(protocol.reply(reply))
+
+    async def main():
+        async with serve(
+            handle, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL], compression=None, max_size=None, ping_interval=None
+        ) as server:
+            port.value = next(iter(server.sockets)).getsockname()[1]
+            ready.set()
+            await asyncio.Future()
+
+    asyncio.run(main())
+
+
+def run(serve, num_envs, connections, servers):
+    """Measure servers in processes of their own."""
+    context = multiprocessing.get_context("spawn")
+    started = []
+    try:
+        for _ in range(servers):
+            port, ready = context.Value("i", 0), context.Event()
+            process = context.Process(target=serve, args=(port, ready, num_envs), daemon=True)
+            process.start()
+            started.append((process, port))
+            if not ready.wait(60):
+                raise TimeoutError("a server didn't start")
+        urls = [f"http://127.0.0.1:{port.value}" for _, port in started]
+        return measure(urls, [process.pid for process, _ in started], num_envs, connections)
+    finally:
+        for process, _ in started:
+            process.terminate()
+            process.join(20)
+
+
+# --------------------------------------------------------------------------------------------------- cases
+
+
+def cases(sizes, stock_sizes, simulated):
+    """Kind, envs, connections and servers of each case."""
+    for size in sizes:
+        yield "ours", size, 1, 1
+        yield "ours", size, 2, 2
+        yield "ours", size, size, 1
+    for size in stock_sizes:
+        yield "stock", size, size, 1
+    for size in simulated:
+        yield "simulated", size, 10, 1
+        yield "simulated", size, 100, 1
+
+
+def one(kind, num_envs, connections, servers):
+    """One case, in this process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if kind == "stock":
+        return stock(num_envs)
+    return run(_serve if kind == "ours" else _simulate, num_envs, connections, servers)
+
+
+COLUMNS = {
+    "opening all": lambda r: f"{r['open_s']:g} s",
+    "until open p50 / p99": lambda r: "{:g} / {:g} ms".format(*r["session_ms"]),
+    "reset": lambda r: f"{r['reset_ms']:g} ms",
+    "step p50 / p99 / slowest": lambda r: "{:g} / {:g} / {:g} ms".format(*r["step_ms"], r["slowest_ms"]),
+    "env steps/s": lambda r: f"{r['steps_s']:,}",
+    "KiB/env client / server": lambda r: f"{r.get('client_kib_per_env', '-')} / {r.get('server_kib_per_env', '-')}",
+}
+
+
+def main():
+    """Run the cases, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--envs", type=int, nargs="*", default=[100, 1000])
+    parser.add_argument("--stock", type=int, nargs="*", default=[100, 1000])
+    parser.add_argument("--simulate", type=int, nargs="*", default=[10_000])
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for a case")
+    parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        kind, *numbers = arguments.case
+        print(json.dumps(one(kind, *map(int, numbers))))
+        return
+    print("| servers | envs | sessions |", " | ".join(COLUMNS), "|")
+    print("|---|---|---|" + "---|" * len(COLUMNS))
+    for kind, size, connections, servers in cases(arguments.envs, arguments.stock, arguments.simulate):
+        command = [sys.executable, __file__, "--case", kind, *map(str, (size, connections, servers))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout)
+            result = json.loads(done.stdout.splitlines()[-1])
+            cells = " | ".join(show(result) for show in COLUMNS.values())
+        except subprocess.TimeoutExpired:
+            cells = f"not done within {arguments.timeout:g} s"
+        except (IndexError, ValueError):
+            cells = f"failed: {(done.stderr.splitlines() or ['?'])[-1][:150]}"
+        print(f"| {servers} {kind} | {size:,} | {connections:,} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
