@@ -17,3 +17,8 @@ def ray_cluster():
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         with helpers_ray.cluster() as cluster:
             yield cluster
+
+
+def pytest_collection_modifyitems(items):
+    """An id with an address in it differs between processes, and `pytest -n 2` wants them to be the same."""
+    assert [item.nodeid for item in items if " at 0x" in item.nodeid] == []

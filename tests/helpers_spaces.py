@@ -4,6 +4,7 @@
 are shared by all tests: seed one before sampling from it, and don't change it.
 """
 
+import re
 import warnings
 
 import gymnasium as gym
@@ -158,6 +159,11 @@ def containers(parts):
 
 spaces = st.recursive(arrays | texts, containers, max_leaves=5)
 """Random spaces of all kinds, nested."""
+
+
+def short(value, length=40):
+    """A parameter's id: what it is, without line breaks and addresses, which differ from process to process."""
+    return re.sub(r" at 0x\w+", "", re.sub(r"\s+", " ", str(value)))[:length]
 
 
 # --------------------------------------------------------------------------------------------- comparison

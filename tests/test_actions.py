@@ -1,13 +1,12 @@
 """openenv_gym.actions: each env gets what it would get from Gymnasium, and what can't be right is never sent."""
 
 import collections
-import re
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.vector.utils import batch_space, iterate
-from helpers_spaces import MALFORMED_LEAVES, NAMED, arrays_in, every_space, identical, samples, share_memory
+from helpers_spaces import MALFORMED_LEAVES, NAMED, arrays_in, every_space, identical, samples, share_memory, short
 
 from openenv_gym.actions import ActionReader, check_actions, to_batch
 from openenv_gym.codec import decode_request, encode
@@ -82,7 +81,7 @@ class TestActions:
             (POSE, {"b": np.zeros((2, 2)), "a": ([1, 2], ["x", "y"]), "more": 1},
              [{"a": (1, "x"), "b": np.zeros(2)}, {"a": (2, "y"), "b": np.zeros(2)}]),
         ],
-        ids=lambda value: str(value)[:40],
+        ids=short,
     )  # fmt: skip
     def test_keep_their_types(self, space, actions, arrive):
         result = received(space, actions, 2)
@@ -160,7 +159,7 @@ class TestActionErrors:
             (Box(0, 1, ()), [0.5, np.float32(NAN)], ActionError, "the action of env 1 holds NaN"),
             (NESTED, {"a": (np.full((2, 2), NAN), [0, 1])}, ActionError, "the action for 'a.0' of env 0 holds NaN"),
         ],
-        ids=lambda value: re.sub(r"\s+", " ", str(value))[:40],
+        ids=short,
     )
     def test_come_before_anything_is_sent(self, space, actions, error, text):
         with pytest.raises(error) as caught:
@@ -187,7 +186,7 @@ class TestActionErrors:
             (NESTED, [FLOATS, Values([1, 2])]),
             *MALFORMED_LEAVES.values(),
         ],
-        ids=lambda value: str(value)[:50],
+        ids=short,
     )
     def test_of_a_bad_peer(self, space, batch):
         with pytest.raises(RemoteProtocolError):

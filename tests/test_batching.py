@@ -16,7 +16,7 @@ from gymnasium.spaces import (
     Tuple,
 )
 from gymnasium.vector.utils import concatenate, create_empty_array
-from helpers_spaces import MALFORMED_LEAVES, NAMED, arrays_in, every_space, identical, samples, share_memory
+from helpers_spaces import MALFORMED_LEAVES, NAMED, arrays_in, every_space, identical, samples, share_memory, short
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,7 +189,7 @@ class TestBatchWriter:
             (GRAPH, None, f"None isn't a value of {GRAPH}: NoneType instead of a graph"),
             (Dict(g=GRAPH), {"g": (1,)}, f"g: (1,) isn't a value of {GRAPH}: "),
         ],
-        ids=lambda value: str(value)[:40],
+        ids=short,
     )
     def test_names_what_does_not_fit(self, space, value, text):
         with pytest.raises(SpaceError) as caught:
@@ -257,7 +257,7 @@ class TestCastExactly:
             (1, "f4", "a value of shape () doesn't fit shape (2,) of float32"),
             ([[1, 2]], "f4", "a value of shape (1, 2) doesn't fit shape (2,) of float32"),
         ],
-        ids=lambda value: repr(value)[:40],
+        ids=short,
     )
     def test_what_does_not_fit(self, value, dtype, text):
         with pytest.raises(SpaceError) as caught:
@@ -311,7 +311,9 @@ class TestMalformedBatches:
                 read()
         assert identical(reader.read([]), before)
 
-    @pytest.mark.parametrize("items", [[1.5], ["1"], [True], [None], [[1]], [1, 2], [], [pack(np.float32(1))]], ids=str)
+    @pytest.mark.parametrize(
+        "items", [[1.5], ["1"], [True], [None], [[1]], [1, 2], [], [pack(np.float32(1))]], ids=short
+    )
     def test_typed_discretes_are_integers(self, items):
         with pytest.raises(RemoteProtocolError):
             BatchReader(Discrete(3), 1).rows([Values(items)], 1)
@@ -360,7 +362,7 @@ class TestGraphs:
             (Sequence(Dict(g=GRAPH, n=Discrete(2))), lambda graph: ({"g": graph, "n": np.int64(1)},)),
             (Dict(g=GRAPH), lambda graph: {"g": graph}),
         ],
-        ids=str,
+        ids=short,
     )
     def test_are_restored(self, space, wrap):
         value = wrap(GraphInstance(np.zeros((1, 2), np.float32), None, None))

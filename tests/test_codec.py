@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from helpers_spaces import short
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -214,7 +215,7 @@ class TestRoundTrip:
             {"z": 1, "a": 2},
             {np.float32(0.1), "a", (1, frozenset({2}))},
         ],
-        ids=lambda value: repr(value)[:40],
+        ids=short,
     )
     def test_of_what_others_get_wrong(self, value):
         assert same(travelled(value), value)
@@ -241,7 +242,7 @@ class TestRoundTrip:
             (np.ndarray((2,), "U0"), np.array(["", ""])),
             (np.ndarray((2,), "S0"), np.array([b"", b""])),
         ],
-        ids=lambda value: repr(value)[:40],
+        ids=short,
     )
     def test_subclasses_arrive_as_their_builtin_class(self, value, arrives):
         assert same(travelled(value), arrives)
@@ -300,7 +301,7 @@ class TestPackError:
                 "info[0]: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed",
             ),
         ],
-        ids=lambda value: repr(value)[:40],
+        ids=short,
     )
     def test_names_the_place(self, value, text):
         with pytest.raises(PackError) as caught:
