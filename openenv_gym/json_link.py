@@ -218,7 +218,10 @@ class JsonLink:
     def _batch(self, observation: Any) -> Any:
         writer = BatchWriter(self.observation_space, 1)
         writer.write(0, observation)
-        return writer.batch(1)
+        batch = writer.batch(1)
+        if any(isinstance(c, Array) and c.dtype[1] == "f" and np.isnan(c.numpy()).any() for c in batch):
+            self.notes.append(f"{self.env_name}: null in an observation of floats became nan; JSON has no such numbers")
+        return batch
 
     def _blank(self) -> Any:
         return BatchWriter(self.observation_space, 1).batch(1)

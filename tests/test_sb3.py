@@ -6,7 +6,8 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import data_equivalence
 from helpers_oracle import Fleet, Script, ScriptedEnv
-from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
@@ -15,6 +16,15 @@ from openenv_gym.sb3 import SB3VecEnv
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 CARTPOLE = [lambda: gym.make("CartPole-v1")] * 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Networks this small only wait for PyTorch's other threads, and for minutes where the processors are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def truncating(ending):
@@ -141,6 +151,29 @@ def test_training_is_bit_identical(cartpole, algorithm, settings):
         weights.append(torch.cat([p.detach().flatten() for p in model.policy.parameters()]))
         env.close()
     assert torch.equal(*weights)
+
+
+def test_training_with_continuous_actions_is_bit_identical():
+    weights = []
+    for env in (SB3VecEnv(RemoteVecEnv.local("Pendulum-v1", 2)), DummyVecEnv([lambda: gym.make("Pendulum-v1")] * 2)):
+        model = SAC(
+            "MlpPolicy", env, seed=0, device="cpu", learning_starts=20, batch_size=8, policy_kwargs={"net_arch": [8]}
+        )
+        model.learn(60)
+        weights.append(torch.cat([p.detach().flatten() for p in model.policy.parameters()]))
+        env.close()
+    assert torch.equal(*weights)
+
+
+def test_a_callback_evaluates_on_another_env(cartpole, tmp_path):
+    train, evaluate = VecMonitor(cartpole(2)), VecMonitor(cartpole(1))
+    callback = EvalCallback(evaluate, eval_freq=32, n_eval_episodes=2, log_path=str(tmp_path), verbose=0)
+    PPO("MlpPolicy", train, n_steps=32, seed=0, device="cpu").learn(128, callback=callback)
+    results = np.load(tmp_path / "evaluations.npz")
+    assert results["results"].shape == (2, 2)
+    assert (results["results"] == results["ep_lengths"]).all()
+    train.close()
+    evaluate.close()
 
 
 def test_the_usual_wrappers(cartpole):

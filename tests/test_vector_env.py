@@ -1,5 +1,9 @@
 """`RemoteVecEnv` against the oracle: a ``SyncVectorEnv`` of the same envs, with the same seeds and actions."""
 
+import pickle
+import random
+import threading
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from helpers_spaces import NAMED
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from openenv_gym import LocalServer, RemoteVecEnv
+from openenv_gym import LocalServer, RemoteVecEnv, errors
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 EMPTY = {"box without elements", "dict empty", "tuple empty"}
@@ -165,6 +169,102 @@ def test_final_observations_are_as_the_env_made_them(name):
         local.close()
 
 
+class Late(ScriptedEnv):
+    """Steps take a while that is never the same."""
+
+    def step(self, action):
+        threading.Event().wait(random.random() * 0.01)
+        return super().step(action)
+
+
+def test_two_runs_are_equal_whichever_reply_is_first():
+    scripts = [Script(BOX, infos=("array", "nested"), salt=i) for i in range(4)]
+    runs = []
+    with LocalServer(lambda: Late(scripts), max_workers=4) as server:
+        for connections in (4, 2):
+            with RemoteVecEnv(server.url, 4, token=server.token, connections=connections) as env:
+                run = [env.reset(seed=5)]
+                env.action_space.seed(5)
+                run += [env.step(env.action_space.sample()) for _ in range(12)]  # three episodes and their resets
+                runs.append(pickle.dumps(run))
+    assert runs[0] == runs[1]
+
+
+FLOATS = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+ODD = [np.nan, np.inf, -np.inf, 1.5]
+
+
+class Odd(gym.Env):
+    """Observes what its action names."""
+
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, space, values):
+        self.observation_space, self.values = space, values
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
+
+    def step(self, action):
+        return self.values, -np.inf if action == 1 else 0.0, False, False, {}
+
+
+def test_numbers_that_are_not_finite_arrive():
+    with (
+        LocalServer(lambda: Odd(FLOATS, np.array(ODD, np.float32))) as server,
+        RemoteVecEnv(server.url, 2, token=server.token) as env,
+    ):
+        env.reset()
+        observations, rewards, *_ = env.step([1, 0])
+    assert observations.dtype == np.float32
+    assert np.array_equal(observations, [ODD, ODD], equal_nan=True)
+    assert rewards.tolist() == [-np.inf, 0.0]
+
+
+def test_json_makes_them_nan_and_says_so_once():
+    with (
+        LocalServer(lambda: Odd(FLOATS, np.array(ODD, np.float32))) as server,
+        RemoteVecEnv(server.url, 2, token=server.token, dialect="openenv") as env,
+    ):
+        env.reset()
+        with pytest.warns(UserWarning, match="null in an observation of floats became nan") as caught:
+            observations = [env.step([0, 0])[0] for _ in range(3)]
+    assert len(caught) == 1
+    assert np.array_equal(observations[2], [[np.nan] * 3 + [1.5]] * 2, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"dialect": "openenv"}], ids=str)
+@pytest.mark.parametrize("value", [300, 1.5, None])
+def test_what_the_space_can_not_hold_is_an_error(options, value):
+    space = gym.spaces.Dict(pixels=gym.spaces.Box(0, 255, (), np.uint8))
+    with (
+        LocalServer(lambda: Held(space, value)) as server,
+        RemoteVecEnv(server.url, 2, token=server.token, **options) as env,
+    ):
+        env.reset()
+        with pytest.raises(Exception, match=r"(?s)env [01].*pixels.*uint8") as caught:
+            env.step([0, 0])
+        assert str(value) in str(caught.value)
+        assert isinstance(caught.value, (errors.RemoteEnvError, errors.BatchError))
+
+
+class Held(gym.Env):
+    """Observes a value that its space may not hold."""
+
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, space, value):
+        self.observation_space, self.value = space, value
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"pixels": np.uint8(0)}, {}
+
+    def step(self, action):
+        return {"pixels": self.value}, 0.0, False, False, {}
+
+
 def test_seeds_that_the_envs_chose():
     with LocalServer("CartPole-v1") as server, RemoteVecEnv(server.url, 3, token=server.token) as env:
         env.reset()
@@ -176,10 +276,11 @@ def test_seeds_that_the_envs_chose():
         assert env.np_random_seed == (5, chosen[1], 7)
 
 
-def test_seeds_are_integers_of_any_size():
-    seeds = [2**70, None, 2**64 - 1]
-    with LocalServer(lambda: gym.make("CartPole-v1")) as server, RemoteVecEnv(server.url, 3, token=server.token) as env:
-        local = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
-        ours, theirs = (vec.reset(seed=seeds)[0] for vec in (env, local))
-        assert_same(ours[::2], theirs[::2])
-        assert_same(env.reset(seed=10**30), local.reset(seed=10**30))
+def test_the_generator_of_the_action_space_is_left_to_the_caller():
+    with LocalServer("CartPole-v1") as server, RemoteVecEnv(server.url, 2, token=server.token) as env:
+        env.action_space.seed(3)
+        before = env.action_space.np_random.bit_generator.state
+        env.reset(seed=3)
+        env.step([0, 1])
+        env.reset()
+        assert env.action_space.np_random.bit_generator.state == before
