@@ -29,6 +29,7 @@ COMMANDS = [line for language, text in BLOCKS if language == "console" for line 
 
 SERVED = "http://localhost:8000"
 SPACE = "https://your-name-openspiel-env.hf.space"
+TOOLS = "https://your-name-echo-env.hf.space"
 SECRET = "a-token-of-hugging-face"
 
 
@@ -108,6 +109,39 @@ def space():
     yield from in_a_thread(behind_a_token(app))
 
 
+@pytest.fixture(scope="module")
+def tools():
+    """The URL of a stock OpenEnv server whose environment has a tool, with the names of OpenEnv's echo environment."""
+    from fastmcp import FastMCP
+    from openenv.core.env_server import Observation, State, create_fastapi_app
+    from openenv.core.env_server.mcp_environment import MCPEnvironment
+    from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+
+    class Echo(MCPEnvironment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self):
+            server = FastMCP("echo")
+            server.tool(self.echo_message)
+            super().__init__(server)
+
+        def echo_message(self, message: str) -> str:
+            return message
+
+        def reset(self, seed=None, episode_id=None, **kwargs):
+            return Observation()
+
+        def _step_impl(self, action, timeout_s=None, **kwargs):
+            return Observation()
+
+        @property
+        def state(self):
+            return State()
+
+    app = create_fastapi_app(Echo, CallToolAction, CallToolObservation, max_concurrent_envs=8)
+    yield from in_a_thread(app)
+
+
 def behind_a_token(app):
     async def proxy(scope, receive, send):
         shown = dict(scope.get("headers", ())).get(b"authorization")
@@ -137,12 +171,12 @@ def in_a_thread(app):
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON)))
-def test_a_python_block_runs(number, folder, served, space):
+def test_a_python_block_runs(number, folder, served, space, tools):
     code = PYTHON[number]
     named = re.match(r"# (\w+\.py)\n", code)
     if named:
         (folder / named[1]).write_text(code)
-    code = code.replace(SERVED, served).replace(SPACE, space)
+    code = code.replace(SERVED, served).replace(SPACE, space).replace(TOOLS, tools)
     command = [sys.executable, "-W", "error::UserWarning", "-c", code]
     variables = environment(HF_TOKEN=SECRET, OMP_NUM_THREADS="1")  # torch's threads are slow on a busy machine
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=DEADLINE_S)
