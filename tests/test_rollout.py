@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from openenv_gym import errors
 from openenv_gym.messages import Array, EnvFailure, Get, Observed, Reset, Returned, Step, Stepped
-from openenv_gym.rollout import CONNECTION_LOST, EpisodeOver, Rollout
+from openenv_gym.rollout import CONNECTION_LOST, EpisodeOver, Rollout, warn
 
 SPACE = gym.spaces.Box(-1, 1, (1,), np.float32)
 ACTIONS = [np.zeros(3, np.int64)]
@@ -195,3 +195,8 @@ def test_an_unexpected_reply_is_an_error(rollout, pool):
     reset(rollout, pool)
     with pytest.raises(errors.RemoteProtocolError, match="unexpected Returned"):
         step(rollout, pool, Returned(1, [], []), stepped(0))
+
+
+def test_warnings_may_hold_percent_signs():  # which Gymnasium's logger takes for places to fill in
+    with pytest.warns(UserWarning, match="no server at http://a%20b, 50 % gone"):
+        warn("no server at http://a%20b, 50 % gone")
