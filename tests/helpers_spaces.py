@@ -162,7 +162,9 @@ spaces = st.recursive(arrays | texts, containers, max_leaves=5)
 
 
 def short(value, length=40):
-    """A parameter's id: what it is, without line breaks and addresses, which differ from process to process."""
+    """A parameter's id: what it is, without line breaks, and addresses and sets, which differ between processes."""
+    if isinstance(value, (set, frozenset)) and len(value) > 1:
+        return f"a {type(value).__name__} of {len(value)}"
     return re.sub(r" at 0x\w+", "", re.sub(r"\s+", " ", str(value)))[:length]
 
 
