@@ -7,7 +7,7 @@ import time
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["blocking", "busy", "heavy_tailed", "image", "keyed", "tiny"]
+__all__ = ["blocking", "busy", "heavy_tailed", "image", "keyed", "pool", "tiny"]
 
 
 class _Fixed(gym.Env):
@@ -83,3 +83,10 @@ class HeavyTailed(_Fixed):
 def heavy_tailed() -> gym.Env:
     """An env whose steps now and then take long."""
     return HeavyTailed(gym.spaces.Box(-1, 1, (4,), np.float32))
+
+
+def pool(num_envs: int) -> gym.vector.VectorEnv:
+    """EnvPool's CartPole, which is a vector env of Gymnasium's as it is."""
+    import envpool
+
+    return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs)

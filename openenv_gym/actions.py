@@ -20,7 +20,7 @@ from openenv_gym.codec import pack
 from openenv_gym.errors import ActionError, RemoteProtocolError
 from openenv_gym.leaf_values import LeafValues, array_of, restored, restorer, taken
 from openenv_gym.messages import Array, Batch, Values
-from openenv_gym.spaces import Leaf, leaf_shape, leaves, path_name
+from openenv_gym.spaces import Leaf, leaf_dtype, leaf_shape, leaves, path_name
 
 __all__ = ["ActionReader", "check_actions", "gather_actions", "to_batch"]
 
@@ -143,11 +143,25 @@ class ActionReader:
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
-        found = leaves(space)
+        self._leaves = found = leaves(space)
         self._restore = [restorer(leaf.space) for leaf in found]
         self._is_flat = [leaf.path for leaf in found] == [()]
         # `iterate` gives dicts in the key order of the batched space, which need not be that of the space.
         self._build = _builder(batch_space(space, 1), (), {leaf.path: number for number, leaf in enumerate(found)})
+
+    def read_batched(self, batch: Batch, count: int) -> Any:
+        """The actions of ``count`` envs as a vector env takes them: arrays, or dicts and tuples of them.
+
+        Raises:
+            RemoteProtocolError: if the batch doesn't fit.
+        """
+        columns = self._columns(batch, count)
+        return self._build(
+            [
+                np.asarray(column, leaf_dtype(leaf.space)) if leaf.is_array else column
+                for leaf, column in zip(self._leaves, columns, strict=True)
+            ]
+        )
 
     def read(self, batch: Batch, count: int) -> list[Any]:
         """The actions of ``count`` envs.
@@ -158,6 +172,13 @@ class ActionReader:
         Raises:
             RemoteProtocolError: if the batch doesn't fit.
         """
+        columns = self._columns(batch, count)
+        if self._is_flat:
+            return list(columns[0])
+        rows = zip(*columns, strict=True) if columns else [()] * count  # an empty Dict has no leaves
+        return [self._build(row) for row in rows]
+
+    def _columns(self, batch: Batch, count: int) -> list[LeafValues]:
         if len(batch) != len(self._restore):
             raise RemoteProtocolError(f"{len(batch)} leaves of actions where the space has {len(self._restore)}")
         columns: list[LeafValues] = [
@@ -166,10 +187,7 @@ class ActionReader:
         ]
         if any((c.shape[:1] != (count,)) if isinstance(c, np.ndarray) else (len(c) != count) for c in columns):
             raise RemoteProtocolError(f"the actions aren't for {count} envs")
-        if self._is_flat:
-            return list(columns[0])
-        rows = zip(*columns, strict=True) if columns else [()] * count  # an empty Dict has no leaves
-        return [self._build(row) for row in rows]
+        return columns
 
 
 def _builder(

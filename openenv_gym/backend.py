@@ -29,6 +29,7 @@ class Backend:
         local: an environment to serve from an embedded `LocalServer`; None connects to ``base_url``.
         env_kwargs: keyword arguments for that environment.
         workers: processes of that server; None for one.
+        autoreset_mode: the ``AutoresetMode`` that a vector env on the server shall have; None where none would do.
 
     Attributes:
         options: the options.
@@ -48,6 +49,7 @@ class Backend:
         local: str | Callable[..., Any] | None = None,
         env_kwargs: dict[str, Any] | None = None,
         workers: int | None = None,
+        autoreset_mode: str | None = None,
     ) -> None:
         if num_envs < 1:
             raise OptionError(f"num_envs must be at least 1, not {num_envs}")
@@ -66,7 +68,7 @@ class Backend:
                 options = options.model_copy(
                     update={"base_url": self.server.url, "token": SecretStr(self.server.token)}
                 )
-            self.pool = Pool(options.pool_settings(num_envs))
+            self.pool = Pool(options.pool_settings(num_envs, autoreset_mode))
         except BaseException:
             if self.server is not None:
                 self.server.close()

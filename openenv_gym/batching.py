@@ -22,7 +22,7 @@ from openenv_gym.leaf_values import MISFITS, LeafValues, array_of, restored, res
 from openenv_gym.messages import Array, Batch, Values
 from openenv_gym.spaces import Leaf, leaf_dtype, leaf_shape, leaves, path_name
 
-__all__ = ["BatchReader", "BatchWriter", "Part", "cast_exactly", "rows_of"]
+__all__ = ["BatchReader", "BatchWriter", "Part", "assemble", "batch_of", "cast_exactly", "pick", "rows_of"]
 
 Part: TypeAlias = "tuple[slice | Sequence[int], Batch]"
 """Some rows of a vector env, and their values."""
@@ -102,6 +102,35 @@ class BatchWriter:
             Array.of(column[rows]) if isinstance(column, np.ndarray) else Values(taken(column, rows))
             for column in self._columns
         ]
+
+
+def batch_of(found: Sequence[Leaf], batched: Any, count: int, rows: Sequence[int] | None = None) -> Batch:
+    """A batched observation, as a vector env gives it, as a batch; its arrays may be the env's own.
+
+    Args:
+        found: one env's leaves.
+        batched: arrays of ``count`` rows, or dicts and tuples of them.
+        count: the number of envs.
+        rows: the rows to take; None for all.
+
+    Raises:
+        SpaceError: if it isn't one of so many envs.
+    """
+    batch: Batch = []
+    for leaf in found:
+        column, path = pick(batched, leaf.path), path_name(leaf.path)
+        if leaf.is_array:
+            shape, dtype = (count, *leaf_shape(leaf.space)), leaf_dtype(leaf.space)
+            array = np.asarray(column)
+            if array.shape != shape or array.dtype != dtype:
+                array = cast_exactly(array, dtype, shape, path)
+            batch.append(Array.of(array if rows is None else array[list(rows)]))
+        elif len(column) != count:
+            raise SpaceError(f"{len(column)} values for {count} envs", path=path)
+        else:
+            taken_rows = column if rows is None else [column[row] for row in rows]
+            batch.append(Values([pack(value, path or "observation") for value in taken_rows]))
+    return batch
 
 
 def _leaf_writer(leaf: Leaf, column: LeafValues) -> Callable[[int, Any], None]:

@@ -8,13 +8,13 @@ is one that holds them all, or ``object``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CONNECTION_LOST", "merge_infos"]
+__all__ = ["CONNECTION_LOST", "join_infos", "merge_infos"]
 
 CONNECTION_LOST: Final = "connection_lost"
 """The info key of rows whose session is gone."""
@@ -46,6 +46,45 @@ def merge_infos(infos: Iterable[tuple[int, dict[Any, Any]]], num_envs: int) -> d
         merged[f"_{name}"] = mask = np.zeros(num_envs, dtype=np.bool_)
         mask[[row for row, _ in columns[key]]] = True
     return merged
+
+
+def join_infos(parts: Sequence[tuple[Sequence[int], dict[Any, Any]]], num_envs: int) -> dict[Any, Any]:
+    """Put the vector infos of several vector envs together as those of one.
+
+    Args:
+        parts: rows, and the vector info of the env that has them.
+        num_envs: the number of all rows.
+
+    Returns:
+        the vector info; that of a single part for all rows unchanged.
+    """
+    if len(parts) == 1 and len(parts[0][0]) == num_envs:
+        return parts[0][1]
+    joined: dict[Any, Any] = {}
+    for key in dict.fromkeys(key for _, info in parts for key in info):
+        column = [(rows, info[key]) for rows, info in parts if key in info]
+        joined[key] = (
+            join_infos(column, num_envs)
+            if all(isinstance(value, dict) for _, value in column)
+            else _join_arrays(column, num_envs)
+        )
+    return joined
+
+
+def _join_arrays(column: list[tuple[Sequence[int], Any]], num_envs: int) -> NDArray[Any]:
+    arrays = [value if isinstance(value, np.ndarray) else np.array([value] * len(rows)) for rows, value in column]
+    dtypes = {array.dtype for array in arrays}
+    joined: NDArray[Any]
+    if len(dtypes) == 1 and len({array.shape[1:] for array in arrays}) == 1 and dtypes != {np.dtype(object)}:
+        joined = np.zeros((num_envs, *arrays[0].shape[1:]), arrays[0].dtype)
+        for (rows, _), array in zip(column, arrays, strict=True):
+            joined[list(rows)] = array
+        return joined
+    joined = np.full(num_envs, None, dtype=object)
+    for (rows, _), array in zip(column, arrays, strict=True):
+        for row, value in zip(rows, array, strict=True):
+            joined[row] = value
+    return joined
 
 
 def _merge_column(key: Any, column: list[tuple[int, Any]], num_envs: int) -> Any:

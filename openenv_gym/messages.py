@@ -190,6 +190,7 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
         max_message_bytes: the largest frame that the client reads.
         process: which of the server's processes shall have the session, from 0 and modulo their number; None for any.
             Another one refuses with ``MISDIRECTED``, and the next connection goes to the right one.
+        autoreset_mode: the ``AutoresetMode`` that the client expects of a vector env, which resets its envs by itself.
     """
 
     version: int
@@ -202,6 +203,7 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
     max_episode_steps: int | None = None
     max_message_bytes: int | None = None
     process: int | None = None
+    autoreset_mode: str | None = None
 
 
 class Welcome(Message, frozen=True, tag=11, kw_only=True):
@@ -219,7 +221,8 @@ class Welcome(Message, frozen=True, tag=11, kw_only=True):
         grace_s: seconds that the session outlives a broken connection.
         max_message_bytes: the largest frame that the server reads.
         processes: server processes behind this address.
-        autoreset_mode: the only mode that a vector-native backend can do; None when all three can be asked for.
+        autoreset_mode: the mode of the session's vector env, which steps and resets its envs by itself; None for single
+            envs, for which each step says the mode.
     """
 
     version: int
@@ -469,12 +472,14 @@ class Observed(Numbered, frozen=True, tag=30):
         infos: the packed, non-empty infos by position.
         failures: the envs that raised.
         unseeded: True if a seed was given that the env has no parameter for.
+        vector_infos: a vector env's packed infos, for all slots of the session; None of single envs.
     """
 
     observations: Batch
     infos: dict[int, dict[Any, Any]]
     failures: list[EnvFailure]
     unseeded: bool = False
+    vector_infos: dict[Any, Any] | None = None
 
 
 class Stepped(Numbered, frozen=True, tag=31):
@@ -482,12 +487,13 @@ class Stepped(Numbered, frozen=True, tag=31):
 
     Attributes:
         observations: a `Batch`.
-        rewards: float64.
+        rewards: float64; of a vector env whatever it gave.
         terminated: bool.
         truncated: bool.
         infos: the packed, non-empty infos by position.
         final: the envs that were reset in this step, if any.
         failures: the envs that raised.
+        vector_infos: a vector env's packed infos, with its last observations where it gives any; None of single envs.
         timings: where the time went, if that was asked for; the last field, see `Timings.encode`.
     """
 
@@ -498,6 +504,7 @@ class Stepped(Numbered, frozen=True, tag=31):
     infos: dict[int, dict[Any, Any]]
     final: FinalRows | None
     failures: list[EnvFailure]
+    vector_infos: dict[Any, Any] | None = None
     timings: Timings | None = None
 
 

@@ -29,7 +29,7 @@ from openenv_gym.errors import (
     ranges,
     remote_env_error,
 )
-from openenv_gym.infos import CONNECTION_LOST
+from openenv_gym.infos import CONNECTION_LOST, join_infos, merge_infos
 from openenv_gym.leaf_values import LeafValues
 from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
 from openenv_gym.pool import Pool
@@ -60,10 +60,16 @@ class Resets:
     Attributes:
         parts: rows and their observations.
         infos: row and info of each env that has one.
+        vector_infos: rows, and the infos of the vector env that has them.
     """
 
     parts: list[Part] = field(default_factory=list)
     infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    vector_infos: list[tuple[Sequence[int], dict[Any, Any]]] = field(default_factory=list)
+
+    def merged_infos(self, num_envs: int) -> dict[Any, Any]:
+        """The infos as one vector info."""
+        return {**merge_infos(self.infos, num_envs), **join_infos(self.vector_infos, num_envs)}
 
 
 @dataclass
@@ -71,13 +77,13 @@ class Steps(Resets):
     """What a step gave; the arrays have one entry for each row and belong to the caller.
 
     Attributes:
-        rewards: float64.
+        rewards: float64; of a single vector env in its own dtype.
         terminated: bool.
         truncated: bool.
         endings: the episodes that ended in a same-step autoreset.
     """
 
-    rewards: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    rewards: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
     terminated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     truncated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     endings: list[Ending] = field(default_factory=list)
@@ -208,6 +214,8 @@ class Rollout:
         self.over[rows] = False
         result.parts.append((rows_of(rows), reply.observations))
         result.infos += [(rows[position], unpack(info)) for position, info in reply.infos.items()]
+        if reply.vector_infos is not None:
+            result.vector_infos.append((of_link, unpack(reply.vector_infos)))
         if reply.unseeded:
             name = self.pool.links[link].env_name or self.pool.links[link].url
             self._tell(f"{name} ignores seeds: its reset() takes none")
@@ -288,13 +296,18 @@ class Rollout:
         result.parts.append((part, reply.observations))
         self.recorder.env_steps += len(rows)
         try:
-            result.rewards[part] = reply.rewards.numpy()
+            rewards = reply.rewards.numpy()
+            if reply.vector_infos is not None and rewards.shape == result.rewards.shape:
+                result.rewards = rewards.copy()
+            result.rewards[part] = rewards
             result.terminated[part] = reply.terminated.numpy()
             result.truncated[part] = reply.truncated.numpy()
         except ValueError as error:
             raise RemoteProtocolError(f"a step's reply is malformed: {error}") from None
         if reply.infos:
             result.infos += [(rows[position], unpack(info)) for position, info in reply.infos.items()]
+        if reply.vector_infos is not None:
+            result.vector_infos.append((rows, unpack(reply.vector_infos)))
         if reply.final is not None:
             observations = self.reader.rows(reply.final.observations, len(reply.final.positions))
             result.endings += [

@@ -60,11 +60,18 @@ class SB3VecEnv(VecEnv):
 
         Returns:
             the observations; the infos are in ``reset_infos``.
+
+        Raises:
+            OptionError: if the server has a vector env.
         """
         rollout = self.env.rollout
         options = [option or None for option in self._options]
         limit_s = self.env.options.resets_within_s
         result = rollout.finish_reset(rollout.start_reset(self._seeds, options), limit_s)
+        if result.vector_infos:
+            raise OptionError(
+                "the server has a vector env, with infos for all envs at once: SB3VecEnv needs single envs"
+            )
         self.reset_infos = [{} for _ in range(self.num_envs)]
         for row, info in result.infos:
             self.reset_infos[row] = info

@@ -24,7 +24,6 @@ from openenv_gym.backend import Backend
 from openenv_gym.display import table
 from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.first_ready import FirstReady
-from openenv_gym.infos import merge_infos
 from openenv_gym.options import RemoteOptions
 from openenv_gym.rendering import METADATA, check_render_mode, metadata_here
 from openenv_gym.reset_arguments import each_seed, split_mask
@@ -102,7 +101,14 @@ class RemoteVecEnv(VectorReady):
         self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options})
         check_render_mode(self.options.render_mode, "gymnasium.wrappers.vector.HumanRendering")
         self._autoreset = AutoresetMode(autoreset_mode)
-        self._backend = Backend(self.options, num_envs, local=local, env_kwargs=env_kwargs, workers=workers)
+        self._backend = Backend(
+            self.options,
+            num_envs,
+            local=local,
+            env_kwargs=env_kwargs,
+            workers=workers,
+            autoreset_mode=self._autoreset.value,
+        )
         self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn, copy=copy)
         self._first_ready = FirstReady(self.rollout, self._autoreset, on_lost=self.options.on_lost)
         link = self._backend.pool.links[0]
@@ -202,7 +208,7 @@ class RemoteVecEnv(VectorReady):
             except BaseException:
                 self._turns.in_flight = self._first_ready.settle()
                 raise
-            return self.rollout.reader.read(result.parts), merge_infos(result.infos, self.num_envs)
+            return self.rollout.reader.read(result.parts), result.merged_infos(self.num_envs)
 
     # ------------------------------------------------------------------------------------------------- step
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from openenv_gym.actions import check_actions
 from openenv_gym.first_ready import FirstReady, check_env_ids
-from openenv_gym.infos import merge_infos
+from openenv_gym.infos import join_infos, merge_infos
 from openenv_gym.rollout import Steps
 from openenv_gym.vector_calls import VectorCalls, limit
 
@@ -83,8 +83,9 @@ class VectorReady(VectorCalls):
 
 def step_infos(result: Steps, rows: list[int] | range) -> dict[str, Any]:
     """The infos of a step of some rows, merged as Gymnasium does."""
-    if not result.infos and not result.endings:
+    if not result.infos and not result.endings and not result.vector_infos:
         return {}
     at = {row: position for position, row in enumerate(rows)}
     endings = [(at[e.row], {"final_obs": e.observation, "final_info": e.info}) for e in result.endings]
-    return merge_infos([*endings, *((at[row], info) for row, info in result.infos)], len(rows))
+    merged = merge_infos([*endings, *((at[row], info) for row, info in result.infos)], len(rows))
+    return {**merged, **join_infos(result.vector_infos, len(rows))}

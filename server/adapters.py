@@ -19,6 +19,7 @@ import gymnasium as gym
 from openenv_gym.errors import FactoryError
 from openenv_gym.inference import Choices, Fields
 from openenv_gym.server.drawing import drawing, draws, may_draw
+from openenv_gym.server.hosted_vector import HostedVector
 from openenv_gym.server.openenv_env import Models, OpenEnvEnv, is_openenv, models_of
 
 __all__ = ["EnvSource", "GymnasiumEnv", "HostedEnv"]
@@ -85,7 +86,7 @@ class GymnasiumEnv:
             return bool(self.env.set_wrapper_attr(name, value))
 
 
-HostedEnv: TypeAlias = GymnasiumEnv | OpenEnvEnv
+HostedEnv: TypeAlias = GymnasiumEnv | HostedVector | OpenEnvEnv
 
 
 def _takes(function: Callable[..., Any], name: str, *, unknown: bool) -> bool:
@@ -97,12 +98,20 @@ def _takes(function: Callable[..., Any], name: str, *, unknown: bool) -> bool:
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
+def _names(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function names a parameter, rather than taking whatever comes."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 class EnvSource:
     """Where a server's envs come from.
 
     Args:
         env: a Gymnasium id (``CartPole-v1``, ``module:EnvId``), ``package.module:callable``, or a callable that
-            returns a Gymnasium env or an OpenEnv environment.
+            returns a Gymnasium env, a Gymnasium vector env or an OpenEnv environment.
         env_kwargs: keyword arguments for it.
         name: the name to publish; None takes the id or the callable's name.
         models: an OpenEnv environment's models; None takes what its class says.
@@ -173,11 +182,20 @@ class EnvSource:
         """The models of an OpenEnv environment; None for a Gymnasium env."""
         return self._models if self.openenv else None
 
-    def make(self, render_mode: str | None = None) -> HostedEnv:
-        """Build one env, on the thread that will run it.
+    @property
+    def takes_num_envs(self) -> bool:
+        """Whether a factory of vector envs can be told how many envs one shall have."""
+        return self._factory is not None and _names(self._factory, "num_envs")
+
+    def make(
+        self, render_mode: str | None = None, *, num_envs: int = 1, autoreset_mode: str | None = None
+    ) -> HostedEnv:
+        """Build one env, or one vector env, on the thread that will run it.
 
         Args:
             render_mode: the mode to render in; it is left out for envs that don't take it.
+            num_envs: how many envs a vector env shall have; left out for factories without this parameter.
+            autoreset_mode: the mode in which a vector env shall reset its envs, as ``AutoresetMode``'s value; the same.
 
         Raises:
             FactoryError: with what the env's constructor raised.
@@ -185,16 +203,23 @@ class EnvSource:
         kwargs = dict(self._env_kwargs)
         if render_mode is not None and self.takes_render_mode:
             kwargs["render_mode"] = render_mode
+        if self.takes_num_envs:
+            kwargs["num_envs"] = num_envs
+        if autoreset_mode is not None and self._factory is not None and _names(self._factory, "autoreset_mode"):
+            kwargs["autoreset_mode"] = gym.vector.AutoresetMode(autoreset_mode)
         try:
             with drawing if self._draws else contextlib.nullcontext():
                 env = self._factory(**kwargs) if self._factory is not None else self._make_registered(kwargs)
         except BaseException as error:  # even sys.exit(), which would only end the env's thread
             raise FactoryError(self.name, f"{type(error).__name__}: {error}") from error
-        if not isinstance(env, gym.Env) and not is_openenv(env):
+        vector = isinstance(env, gym.vector.VectorEnv)  # EnvPool's are envs as well
+        if not vector and not isinstance(env, gym.Env) and not is_openenv(env):
             raise FactoryError(self.name, f"the factory returned {type(env).__name__}, not a gymnasium.Env")
-        self.openenv = not isinstance(env, gym.Env)
-        self._draws = isinstance(env, gym.Env) and draws(env)
+        self.openenv = not vector and not isinstance(env, gym.Env)
+        self._draws = not vector and isinstance(env, gym.Env) and draws(env)
         try:
+            if isinstance(env, gym.vector.VectorEnv):
+                return HostedVector(env)
             return GymnasiumEnv(env) if isinstance(env, gym.Env) else self._adapted(env)
         except BaseException as error:  # a property that raises
             with contextlib.suppress(Exception):

@@ -70,7 +70,8 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
 
     Args:
         env: a Gymnasium id (``CartPole-v1``, ``module:EnvId``), ``package.module:callable``, or a callable that
-            returns an env; for OpenEnv the environment's class or a factory.
+            returns an env; for OpenEnv the environment's class or a factory. It may return a Gymnasium vector env, and
+            is then called with those of ``num_envs``, ``autoreset_mode`` and ``render_mode`` that it has.
         action_cls: the pydantic model of an OpenEnv environment's actions; None takes the one that its class says.
         observation_cls: the model of its observations.
         env_name: the name to publish; None takes the env's own.
@@ -258,7 +259,7 @@ def _add_websocket(app: FastAPI, sessions: JsonSessions) -> None:
 def _place(registry: Registry) -> list[tuple[bytes, bytes]]:
     """Headers that say where a client came to, before it asks for anything."""
     company = registry.company
-    place = {PROCESS_HEADER: company.process, CONNECTIONS_HEADER: company.processes}
+    place = {PROCESS_HEADER: company.process, CONNECTIONS_HEADER: 1 if registry.probe.vector else company.processes}
     return [(name.encode(), str(value).encode()) for name, value in place.items()]
 
 

@@ -19,6 +19,7 @@ from openenv_gym.server.openenv_form import OpenEnvBatchEncoding
 from openenv_gym.server.registry import GoingAway, Registry
 from openenv_gym.server.session import Connection, Session
 from openenv_gym.server.timings import Laps
+from openenv_gym.server.vector_encoding import VectorEncoding
 from openenv_gym.spaces import describe, trim
 from openenv_gym.version import __version__
 
@@ -139,6 +140,7 @@ async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[
             _encoding(registry, observation_space, info_keys),
             render_mode=hello.render_mode,
             max_episode_steps=hello.max_episode_steps,
+            autoreset_mode=hello.autoreset_mode,
         )
     except CapacityReached as full:
         facts = {"active": full.active, "maximum": full.maximum}
@@ -163,6 +165,10 @@ def _spaceless(name: str, problem: str) -> str:
 
 
 def _encoding(registry: Registry, observation_space: gym.Space[Any], info_keys: frozenset[str] | None) -> BatchEncoding:
+    probe = registry.probe
+    if probe.vector:
+        whole = observation_space == probe.observation_space
+        return VectorEncoding(observation_space, probe.action_space, info_keys, whole=whole)
     models, fields = registry.source.known_models, registry.source.fields
     if models is None or fields is None:
         return BatchEncoding(observation_space, registry.probe.action_space, info_keys)
@@ -183,6 +189,7 @@ def _welcome(registry: Registry, session: Session, observation_space: gym.Space[
         grace_s=registry.settings.grace_s,
         max_message_bytes=registry.settings.max_message_bytes,
         processes=registry.company.processes,
+        autoreset_mode=session.slots.autoreset_mode,
     )
 
 

@@ -90,13 +90,17 @@ class Executor:
         """Jobs that wait for their thread."""
         return sum(worker.queued for worker in self._workers)
 
-    def place(self, count: int) -> list[Worker]:
+    def place(self, count: int, *, as_one: bool = False) -> list[Worker]:
         """Choose a worker for each of ``count`` new envs that are stepped together.
+
+        Args:
+            count: the number of envs.
+            as_one: they are one vector env, and have one worker in any case.
 
         Raises:
             RuntimeError: if the system has no room for another thread.
         """
-        if not self.apart:
+        if as_one or not self.apart:
             return [self._one(count)] * count
         placed: list[Worker] = []
         try:

@@ -137,7 +137,7 @@ class Page:
             self.infos,
             self._final() if self.final_infos else None,
             self._in_order(),
-            timings,
+            timings=timings,
         )
 
     def collected(self, id: int, slots: list[int]) -> Collected:

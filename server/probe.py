@@ -15,6 +15,7 @@ import gymnasium as gym
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.server.adapters import EnvSource, HostedEnv
+from openenv_gym.server.hosted_vector import HostedVector
 from openenv_gym.server.openenv_env import OpenEnvEnv
 from openenv_gym.server.openenv_values import plain
 from openenv_gym.spaces import describe, leaves
@@ -46,6 +47,8 @@ class Probe:
         version: its version among the registered ones, such as ``1`` of ``CartPole-v1``.
         problem: why an OpenEnv environment has no spaces; None for all others.
         about: what an OpenEnv environment says about itself; None for a Gymnasium env.
+        vector: whether it is a vector env, of which each session has one.
+        fixed_size: how many envs such a one has if its factory can't be told; None if it can.
     """
 
     observation_space: gym.Space[Any]
@@ -56,6 +59,8 @@ class Probe:
     version: str | None = None
     problem: str | None = None
     about: dict[str, Any] | None = None
+    vector: bool = False
+    fixed_size: int | None = None
 
 
 def probe(source: EnvSource, *, calibrate: bool) -> Probe:
@@ -77,6 +82,8 @@ def probe(source: EnvSource, *, calibrate: bool) -> Probe:
                 return _look_at_openenv(source, env, calibrate)
             describe(env.observation_space)
             describe(env.action_space)
+            if isinstance(env, HostedVector):
+                return _look_at_vector(source, env)
             waits = calibrate and _waits(env, env.action_space.sample, env.action_space)
             description, version = _description(env.env), _version(env.env)
             return Probe(env.observation_space, env.action_space, env.metadata, waits, description, version)
@@ -87,6 +94,20 @@ def probe(source: EnvSource, *, calibrate: bool) -> Probe:
                 logger.exception("closing the env that was looked at failed")
 
     return _on_a_thread(look)
+
+
+def _look_at_vector(source: EnvSource, env: HostedVector) -> Probe:
+    """Look at a vector env. It has a thread of its own in any case, so nothing is tried out."""
+    return Probe(
+        env.observation_space,
+        env.action_space,
+        env.metadata,
+        waits=False,
+        description=_description(env.env),
+        version=_version(env.env),
+        vector=True,
+        fixed_size=None if source.takes_num_envs else env.num_envs,
+    )
 
 
 def _look_at_openenv(source: EnvSource, env: OpenEnvEnv, calibrate: bool) -> Probe:
@@ -132,7 +153,7 @@ def _about(env: OpenEnvEnv) -> dict[str, Any]:
     return about
 
 
-def _description(env: gym.Env[Any, Any]) -> str:
+def _description(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> str:
     """Gymnasium's own envs begin their docstrings with a heading, which says nothing."""
     doc = type(env.unwrapped).__doc__ or ""  # not inspect.getdoc, which would give that of gymnasium.Env
     paragraphs = inspect.cleandoc(doc).split("\n\n")
@@ -140,8 +161,9 @@ def _description(env: gym.Env[Any, Any]) -> str:
     return next((text for text in texts if text), "")
 
 
-def _version(env: gym.Env[Any, Any]) -> str | None:
-    return None if env.spec is None or env.spec.version is None else str(env.spec.version)
+def _version(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> str | None:
+    version = getattr(env.spec, "version", None)  # EnvPool's specs are of another kind
+    return None if version is None else str(version)
 
 
 def _waits(env: HostedEnv, sample: Callable[[], Any], action_space: gym.Space[Any]) -> bool:

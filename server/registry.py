@@ -24,6 +24,8 @@ from openenv_gym.server.session import Session
 from openenv_gym.server.settings import ServerSettings
 from openenv_gym.server.siblings import Alone, Company
 from openenv_gym.server.slots import Slots
+from openenv_gym.server.vector_encoding import VectorEncoding
+from openenv_gym.server.vector_slots import VectorSlots, check_vector
 
 __all__ = ["GoingAway", "Registry"]
 
@@ -160,6 +162,7 @@ class Registry:
         *,
         render_mode: str | None = None,
         max_episode_steps: int | None = None,
+        autoreset_mode: str | None = None,
     ) -> Session:
         """Open a session with its envs built.
 
@@ -168,25 +171,42 @@ class Registry:
             encoding: how observations, infos and actions travel.
             render_mode: the envs' render mode.
             max_episode_steps: truncate episodes at this length.
+            autoreset_mode: the ``AutoresetMode`` that the client expects of a vector env.
 
         Raises:
+            OptionError: for what a vector env can't do.
             GoingAway: if the server is shutting down.
             CapacityReached: if there is no room, before anything is built or allocated.
             FactoryError: if an env can't be built.
             SpaceError: if an env has other spaces than the server's.
         """
+        spaces, debug = (self.probe.observation_space, self.probe.action_space), self.settings.debug
+        if self.probe.vector:
+            check_vector(self.source.name, self.probe.fixed_size, count, max_episode_steps, autoreset_mode)
         await self._reserve(count)
         try:
             self._check_open()
-            slots = Slots(
-                self.source,
-                count,
-                (self.probe.observation_space, self.probe.action_space),
-                encoding,
-                render_mode=render_mode,
-                max_episode_steps=max_episode_steps,
-                debug=self.settings.debug,
-            )
+            slots: Slots
+            if isinstance(encoding, VectorEncoding):
+                slots = VectorSlots(
+                    self.source,
+                    count,
+                    spaces,
+                    encoding,
+                    autoreset_mode=autoreset_mode,
+                    render_mode=render_mode,
+                    debug=debug,
+                )
+            else:
+                slots = Slots(
+                    self.source,
+                    count,
+                    spaces,
+                    encoding,
+                    render_mode=render_mode,
+                    max_episode_steps=max_episode_steps,
+                    debug=debug,
+                )
             session = Session(slots, self._executor, self.settings)
         except BaseException:
             await self._release(count)

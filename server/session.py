@@ -82,7 +82,7 @@ class Session(Outlet):
     def __init__(self, slots: Slots, executor: Executor, settings: ServerSettings) -> None:
         super().__init__()
         self.slots = slots
-        self.workers = executor.place(slots.count)
+        self.workers = executor.place(slots.count, as_one=slots.as_one)
         self.name = secrets.token_hex(8)
         self.secret = secrets.token_urlsafe(32)
         self.protocol = ServerProtocol(settings.max_message_bytes)
@@ -100,7 +100,7 @@ class Session(Outlet):
     @property
     def renders(self) -> bool:
         """Whether its envs draw frames."""
-        return self.slots.metadata.get("render_mode") == "rgb_array"
+        return self.slots.metadata.get("render_mode") == "rgb_array" and not self.slots.as_one
 
     @property
     def busy(self) -> bool:
@@ -315,6 +315,7 @@ class Session(Outlet):
             raise errors[0]
 
     async def _run(self, request: Request, following: asyncio.Future[bytes] | None, laps: Laps | None) -> Reply:
+        self.slots.check(request)
         if isinstance(request, Step):
             return await self._step(request, laps)
         if isinstance(request, Reset):
@@ -432,19 +433,22 @@ class Session(Outlet):
         stuck = await self._on_workers(groups, lambda group: work(page, group), limit_s)
         if stuck and limit_s is not None:
             self._give_up(doing, stuck)
-            return page.without([assignment for _, (assignment,) in stuck], doing, limit_s)
+            return page.without([assignment for _, group in stuck for assignment in group], doing, limit_s)
         self.slots.end(page)
         return page
 
     def _give_up(self, doing: str, stuck: Sequence[_Group]) -> None:
         """Leave workers alone with their env and the page; what they still do there concerns nobody any more."""
-        for worker, ((_, number),) in stuck:  # with a limit, each env has a worker of its own
-            what = {"session": self.name, "env": number, "doing": doing}
+        for worker, _ in stuck:  # with a limit, each env, or vector env, has a worker of its own
+            numbers = [number for number, other in enumerate(self.workers) if other is worker]
+            what = {"session": self.name, "env": numbers[0], "doing": doing}
             logger.warning("an env takes too long and is given up", extra=what)
-            worker.submit(self.slots.abandon(number).close)
+            worker.submit(self.slots.abandon(numbers[0]).close)
             self._executor.abandon(worker)
             if not self.closed:
-                self.workers[number] = self._executor.place(1)[0]
+                fresh = self._executor.place(len(numbers), as_one=self.slots.as_one)
+                for number, other in zip(numbers, fresh, strict=True):
+                    self.workers[number] = other
         self._everyone = self._by_worker(range(self.slots.count))
 
     async def _on_workers(

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from openenv_gym.errors import SpaceError
-from openenv_gym.messages import Launch, Step
+from openenv_gym.messages import Launch, Request, Step
 from openenv_gym.server.adapters import EnvSource, HostedEnv
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.openenv_env import OpenEnvEnv
@@ -141,11 +141,20 @@ class Slots:
 
     # ----------------------------------------------------------------------------------- before and after them
 
+    as_one = False
+    """Whether the envs are one vector env, on one thread."""
+
+    autoreset_mode: str | None = None
+    """The mode in which the envs reset themselves; None where each step says it."""
+
+    def check(self, request: Request) -> None:
+        """Refuse what these envs can't do, with a ValueError."""
+
     def begin(self) -> Page:
         """Borrow a page for one request."""
         page, self._page = self._page, None
         if page is None:
-            page = Page(self._slots, self._encoding, debug=self._debug)
+            page = self._new_page()
         page.clear()
         return page
 
@@ -202,6 +211,9 @@ class Slots:
         return self._slots
 
     # ------------------------------------------------------------------------------------------------ one env
+
+    def _new_page(self) -> Page:
+        return Page(self._slots, self._encoding, debug=self._debug)
 
     def _new_slot(self) -> Slot:
         return Slot(self._make, self._max_episode_steps)

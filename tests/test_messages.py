@@ -100,7 +100,7 @@ EXAMPLES = [
     Observed(9, BATCH, {0: {"score": 1}, 1: {2: 3}}, FAILURES, True),
     Stepped(10, BATCH, BATCH[0], BATCH[0], BATCH[0], {}, FINAL, FAILURES),
     Stepped(10, [], BATCH[0], BATCH[0], BATCH[0], {}, None, []),
-    Stepped(10, [], BATCH[0], BATCH[0], BATCH[0], {}, None, [], TIMINGS),
+    Stepped(10, [], BATCH[0], BATCH[0], BATCH[0], {}, None, [], {"a": 1}, TIMINGS),
     TIMINGS,
     Returned(11, [1, "a", None], FAILURES),
     Closed(12),
@@ -119,7 +119,7 @@ WIRE = {
         10,
         (
             "version num_envs include exclude obs_dtype info_keys render_mode max_episode_steps max_message_bytes "
-            "process"
+            "process autoreset_mode"
         ),
     ),
     Welcome: (
@@ -144,8 +144,8 @@ WIRE = {
     EnvFailure: ("EnvFailure", "slot code type message traceback"),
     FinalRows: ("FinalRows", "positions observations infos"),
     Timings: ("Timings", "decode queue hop env encode"),
-    Observed: (30, "id observations infos failures unseeded"),
-    Stepped: (31, "id observations rewards terminated truncated infos final failures timings"),
+    Observed: (30, "id observations infos failures unseeded vector_infos"),
+    Stepped: (31, "id observations rewards terminated truncated infos final failures vector_infos timings"),
     Returned: (32, "id values failures"),
     Closed: (33, "id"),
     Failed: (34, "id code error message facts traceback"),

@@ -197,7 +197,7 @@ class TestOpening:
         assert (failed.code, close) == ("GOING_AWAY", 1012)
 
     def test_an_error_that_nobody_foresaw(self, monkeypatch, caplog):
-        def broken(count):
+        def broken(count, **_):
             raise RuntimeError("can't start new thread")
 
         async def main():

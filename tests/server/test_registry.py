@@ -118,7 +118,7 @@ class TestCapacity:
         async def main():
             registry = make_registry(Count, max_envs=4)
 
-            def place(count):
+            def place(count, **_):
                 raise RuntimeError("can't start new thread")
 
             monkeypatch.setattr(registry._executor, "place", place)
