@@ -306,7 +306,7 @@ class FaultProxy:
                     await self._moved.wait()
                 if self.delay_s or self.jitter_s:
                     await asyncio.sleep(self.delay_s + self._random.uniform(0, self.jitter_s))
-                if not await self._pass_on(link, writer, direction, data) and link.ended.is_set():
+                if not await self._pass_on(link, writer, direction, data) and (direction == UP or link.ended.is_set()):
                     return  # else it was a cut that the server hasn't noticed: its end is still to come
         except OSError:
             pass
@@ -322,8 +322,9 @@ class FaultProxy:
             data, self._fuse = data[: fuse.left], None
         elif fuse is not None and direction in fuse.directions:
             fuse.left -= len(data)
-        for start in range(0, len(data), self.piece or len(data) or 1):
-            writer.write(data[start : start + (self.piece or len(data))])
+        size = self.piece or len(data) or 1  # read once: another thread may change it before all is written
+        for start in range(0, len(data), size):
+            writer.write(data[start : start + size])
             await writer.drain()
         self._last = time.monotonic()
         if direction == UP:
