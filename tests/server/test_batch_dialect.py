@@ -305,7 +305,6 @@ class TestRequests:
             msgspec.msgpack.encode([21, 1, ["a"], [], None]),
             msgspec.msgpack.encode([21, "1", None, [], None]),
             msgspec.msgpack.encode([21, 1, None, [[0, "<f4", "shape", b""]], None]),
-            msgspec.msgpack.encode([20, 1, None, [1.5], None]),
             msgspec.msgpack.encode([22, 1, None, "name", [], {1: 2}]),
             msgspec.msgpack.encode([99, 1]),
         ],
@@ -318,6 +317,17 @@ class TestRequests:
             assert (failed.id, failed.code) == (0, "VALIDATION_ERROR")
             assert len(failed.message) < 500
             assert observed(await talk.ask(a_reset(1))) == [0.0]
+            await registry.stop()
+
+        run(main())
+
+    def test_a_seed_that_is_no_integer(self):
+        async def main():
+            registry = make_registry(Count)
+            talk = await Talk.hello(registry)
+            failed = await talk.ask(Reset(1, None, [1.5], None))
+            assert (failed.id, failed.code) == (1, "VALIDATION_ERROR")
+            assert observed(await talk.ask(a_reset(2))) == [0.0]
             await registry.stop()
 
         run(main())
