@@ -56,6 +56,9 @@ class JsonConnection:
         target: the server.
         carrier: the open WebSocket.
         on_end: called once, when it has ended.
+
+    Attributes:
+        ended: why it has ended, or None.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class JsonConnection:
         self._on_end = on_end
         self._reply: asyncio.Future[bytes] | None = None
         self._unasked: bytes | None = None
-        self._ended: TransportError | None = None
+        self.ended: TransportError | None = None
         carrier.listen(self._take, lambda error: self._end(lost(target, error)))
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -95,8 +98,8 @@ class JsonConnection:
         return data
 
     async def _exchange(self, message: dict[str, Any]) -> bytes:
-        if self._ended is not None:
-            raise self._ended
+        if self.ended is not None:
+            raise self.ended
         if self._reply is not None and not self._reply.done():
             raise LocalProtocolError("one question at a time: the last one has no reply yet")
         self._reply = asyncio.get_running_loop().create_future()
@@ -123,8 +126,8 @@ class JsonConnection:
             self._unasked = frame
 
     def _end(self, error: TransportError) -> None:
-        if self._ended is None:
-            self._ended = error
+        if self.ended is None:
+            self.ended = error
             self.fail(error)
             self._on_end(self, error)
 
@@ -202,10 +205,9 @@ class JsonChannel:
         if self.gone is not None:
             raise self.gone
         try:
-            if self._connection is None:
+            while (connection := self._connection) is None:  # it may break again before this is told of it
                 await insist(self._attach_again, self._reconnect_timeout_s, self.target.url)
-            assert self._connection is not None
-            return await self._connection.ask(message)
+            return await connection.ask(message)
         except ConnectionLost as error:
             lives_on = self._session is not None and not isinstance(error, SessionLost)
             raise ReplyLost(self.target.url, error.reason) if lives_on else self.retire(error) from error
@@ -252,6 +254,8 @@ class JsonChannel:
             if not isinstance(error, RemoteEnvError) or error.code in _ENDS_SESSION:
                 self._background(_hang_up(fresh))
                 raise
+        if connection.ended is not None:  # with its first reply; nobody will tell this again
+            raise connection.ended
         self._connection = connection
 
     async def _create(self) -> str:
@@ -270,6 +274,8 @@ class JsonChannel:
 
     async def _attach_again(self) -> None:
         """One attempt to get a connection to the session that lives on."""
+        if self.gone is not None:
+            raise SessionLost(self.target.url, reason_of(self.gone))
         try:
             await self._attach()
         except RemoteEnvError as error:

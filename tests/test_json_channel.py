@@ -6,7 +6,7 @@ import json
 import pytest
 from helpers_faults import FIN, RST, FaultProxy, ScriptedServer, collect_unclosed, until
 
-from openenv_gym import openenv_sessions
+from openenv_gym import json_channel, openenv_sessions
 from openenv_gym.dial import Target, websocket_url
 from openenv_gym.errors import (
     CapacityError,
@@ -18,7 +18,8 @@ from openenv_gym.errors import (
     RemoteProtocolError,
     SessionLost,
 )
-from openenv_gym.json_channel import JsonChannel, ReplyLost
+from openenv_gym.json_channel import JsonChannel, JsonConnection, ReplyLost
+from openenv_gym.retry import insist
 
 STATE = {"type": "state"}
 STEP = {"type": "step", "data": {"action": 1}}
@@ -448,6 +449,49 @@ def test_a_lasting_session_is_attached_to_again(lasting):
     with_lasting(lasting, test)
     assert set(lasting.attached) == {"/ws?session_id=s1"}
     assert lasting.destroyed == ["s1"]
+
+
+@pytest.mark.parametrize("when", ["with its first reply", "before it is used"])
+def test_a_new_connection_may_break_at_once(lasting, monkeypatch, when):
+    cuts = iter([True, False])
+
+    class Brief(JsonConnection):
+        def _take(self, frame):
+            super()._take(frame)
+            if when == "with its first reply" and len(lasting.attached) == 2:
+                self._end(ConnectionLost("ws://there", "no close frame"))
+
+    async def test(channel, proxy):
+        async def insisted(*arguments):
+            await insist(*arguments)
+            if when == "before it is used" and next(cuts):
+                proxy.cut()
+                await until(lambda: channel._connection is None)
+
+        monkeypatch.setattr(json_channel, "insist", insisted)
+        proxy.cut()
+        await until(lambda: channel._connection is None)
+        assert (await channel.ask(STEP))["observation"] == {"n": 1}
+        assert (len(lasting.attached), channel.sessions_lost) == (3, 0)
+
+    monkeypatch.setattr(json_channel, "JsonConnection", Brief)
+    with_lasting(lasting, test)
+
+
+def test_a_session_may_end_while_it_is_attached_to_again(lasting, monkeypatch):
+    async def test(channel, proxy):
+        async def insisted(*arguments):
+            await insist(*arguments)
+            channel.retire(ConnectionLost("ws://there", "a message was too large"))
+
+        monkeypatch.setattr(json_channel, "insist", insisted)
+        proxy.cut()
+        await until(lambda: channel._connection is None)
+        with pytest.raises(SessionLost, match="too large"):
+            await channel.ask(STEP)
+        assert (len(lasting.attached), channel.sessions_lost) == (2, 1)
+
+    with_lasting(lasting, test)
 
 
 def test_a_lasting_session_says_that_a_reply_was_lost(lasting):
