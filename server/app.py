@@ -194,7 +194,7 @@ def _add_metrics_route(app: FastAPI, registry: Registry) -> None:
     @app.get("/metrics", tags=["Monitoring"])
     async def prometheus(request: Request) -> Response:
         """The server's numbers, for Prometheus."""
-        text, media_type = metrics.exposition(request.headers.get("accept", ""))
+        text, media_type = await metrics.exposition(request.headers.get("accept", ""))
         return Response(text, media_type=media_type)
 
 

@@ -13,7 +13,7 @@ from helpers_server import running
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect
 
-from openenv_gym import RemoteVecEnv, errors
+from openenv_gym import LocalServer, RemoteVecEnv, errors
 from openenv_gym.server import create_app
 
 TOTALS = {"openenv_gym_errors_total"}  # no sample before the first error
@@ -158,3 +158,16 @@ def test_the_dashboard_asks_for_metrics_that_exist(server):
     asked = {name for expression in expressions for name in re.findall(r"(?:openenv_gym|process)_\w+", expression)}
     assert len(asked) > 10
     assert asked - known == set()
+
+
+def test_several_processes_are_added_up():
+    with LocalServer("CartPole-v1", workers=2) as server:
+        with RemoteVecEnv(server.url, 4, connections=2, token=server.token) as envs:
+            envs.reset(seed=1)
+            for _ in range(5):
+                envs.step(np.zeros(4, np.int64))
+            text = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {server.token}"}).text
+    samples = {sample.name: sample.value for f in text_string_to_metric_families(text) for sample in f.samples}
+    assert samples["openenv_gym_processes"] == 2
+    assert samples["openenv_gym_steps_total"] == 20
+    assert samples["openenv_gym_envs"] == 4
