@@ -82,9 +82,9 @@ def test_a_session_is_made_attached_to_and_closed(openenv):
         asyncio.run(main(url))
 
 
-def test_our_server_has_none():
+def test_our_server_has_them():
     with running(create_app(Tally)) as url:
-        assert not asyncio.run(openenv_sessions.can_create(target(url)))
+        assert asyncio.run(openenv_sessions.can_create(target(url)))
 
 
 @pytest.mark.parametrize(
