@@ -30,6 +30,7 @@ class Backend:
         env_kwargs: keyword arguments for that environment.
         workers: processes of that server; None for one.
         autoreset_mode: the ``AutoresetMode`` that a vector env on the server shall have; None where none would do.
+        typed: have Discrete observations in the types that the envs give them.
 
     Attributes:
         options: the options.
@@ -50,6 +51,7 @@ class Backend:
         env_kwargs: dict[str, Any] | None = None,
         workers: int | None = None,
         autoreset_mode: str | None = None,
+        typed: bool = False,
     ) -> None:
         if num_envs < 1:
             raise OptionError(f"num_envs must be at least 1, not {num_envs}")
@@ -68,7 +70,7 @@ class Backend:
                 options = options.model_copy(
                     update={"base_url": self.server.url, "token": SecretStr(self.server.token)}
                 )
-            self.pool = Pool(options.pool_settings(num_envs, autoreset_mode))
+            self.pool = Pool(options.pool_settings(num_envs, autoreset_mode, typed=typed))
         except BaseException:
             if self.server is not None:
                 self.server.close()

@@ -210,9 +210,10 @@ class BatchReader:
         space: one env's observation space.
         num_envs: the number of rows.
         copy: give out fresh arrays each time; otherwise the same arrays, overwritten.
+        typed: keep Discrete values that come as they were, see `BatchWriter`; batches have tuples of them then.
     """
 
-    def __init__(self, space: gym.Space[Any], num_envs: int, *, copy: bool = True) -> None:
+    def __init__(self, space: gym.Space[Any], num_envs: int, *, copy: bool = True, typed: bool = False) -> None:
         self._space = space
         self._num_envs = num_envs
         self._leaves = leaves(space)
@@ -220,6 +221,8 @@ class BatchReader:
             (leaf_shape(leaf.space), leaf_dtype(leaf.space)) if leaf.is_array else None for leaf in self._leaves
         ]
         self._restore = [restorer(leaf.space) for leaf in self._leaves]
+        self._typed = typed
+        self._listed = [typed and isinstance(leaf.space, spaces.Discrete) for leaf in self._leaves]
         self._reused: list[LeafValues] | None = None if copy else self._empty()
         self._memory = self._empty()
         self._latest: list[tuple[slice | Sequence[int], list[LeafValues]]] = [(slice(0, num_envs), self._memory)]
@@ -246,7 +249,7 @@ class BatchReader:
 
     def keep(self, parts: list[Part]) -> None:
         """Note rows' new values without putting them together; see `read`."""
-        fresh = [(rows, self._open(batch, self._count(rows))) for rows, batch in parts]
+        fresh = [(rows, self._open(batch, self._count(rows), typed=self._typed)) for rows, batch in parts]
         if sum(self._count(rows) for rows, _ in parts) == self._num_envs:
             self._latest = fresh
         else:
@@ -294,8 +297,8 @@ class BatchReader:
 
     def _empty(self) -> list[LeafValues]:
         return [
-            [None] * self._num_envs if form is None else np.zeros((self._num_envs, *form[0]), form[1])
-            for form in self._forms
+            [None] * self._num_envs if form is None or listed else np.zeros((self._num_envs, *form[0]), form[1])
+            for form, listed in zip(self._forms, self._listed, strict=True)
         ]
 
     def _gather(
@@ -312,7 +315,7 @@ class BatchReader:
                     target[rows] = column
         return out
 
-    def _open(self, batch: Batch, count: int, *, typed: bool = False) -> list[LeafValues]:
+    def _open(self, batch: Batch, count: int, *, typed: bool) -> list[LeafValues]:
         """Check a batch against the space, and unpack it; arrays stay views of the frame."""
         if len(batch) != len(self._leaves):
             raise RemoteProtocolError(f"{len(batch)} leaves where the space has {len(self._leaves)}")
@@ -335,7 +338,7 @@ class BatchReader:
 
 def _integers(column: Values, count: int, leaf: Leaf) -> list[Any]:
     values = [unpack(item) for item in column.items]
-    if len(values) != count or not all(type(value) is int or isinstance(value, np.integer) for value in values):
+    if len(values) != count or not all(isinstance(value, (int, np.integer)) for value in values):
         raise RemoteProtocolError(f"leaf {path_name(leaf.path)!r} isn't {count} integer(s)")
     return values
 

@@ -62,8 +62,8 @@ class RemoteEnv(gym.Env[Any, Any]):
         self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options})
         check_render_mode(self.options.render_mode, "gymnasium.wrappers.HumanRendering")
         with without_type_errors():
-            self._backend = Backend(self.options, 1, local=local, env_kwargs=env_kwargs)
-        self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn)
+            self._backend = Backend(self.options, 1, local=local, env_kwargs=env_kwargs, typed=True)
+        self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn, typed=True)
         link = self._backend.pool.links[0]
         self.observation_space = link.observation_space
         self.action_space = link.action_space

@@ -191,6 +191,8 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
         process: which of the server's processes shall have the session, from 0 and modulo their number; None for any.
             Another one refuses with ``MISDIRECTED``, and the next connection goes to the right one.
         autoreset_mode: the ``AutoresetMode`` that the client expects of a vector env, which resets its envs by itself.
+        typed: send Discrete observations as the envs make them, as `Values`: an ``int`` stays one. A server that
+            doesn't know this field sends arrays.
     """
 
     version: int
@@ -204,6 +206,7 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
     max_message_bytes: int | None = None
     process: int | None = None
     autoreset_mode: str | None = None
+    typed: bool = False
 
 
 class Welcome(Message, frozen=True, tag=11, kw_only=True):

@@ -137,12 +137,13 @@ class RemoteOptions(BaseModel):
         """The limit for a reset."""
         return self.reset_timeout_s if self.reset_timeout_s is not None else self.message_timeout_s
 
-    def pool_settings(self, num_envs: int, autoreset_mode: str | None = None) -> PoolSettings:
+    def pool_settings(self, num_envs: int, autoreset_mode: str | None = None, *, typed: bool = False) -> PoolSettings:
         """How a pool connects for these options.
 
         Args:
             num_envs: the number of envs.
             autoreset_mode: the ``AutoresetMode`` that a vector env shall have; None where none would do.
+            typed: have Discrete observations in the types that the envs give them.
         """
         limit = int(self.max_message_size_mb * 1024 * 1024)
         launcher = self.base_url if isinstance(self.base_url, Launcher) else None
@@ -172,6 +173,7 @@ class RemoteOptions(BaseModel):
             max_episode_steps=self.max_episode_steps if self.max_episode_steps != -1 else None,
             max_message_bytes=limit,
             autoreset_mode=autoreset_mode,
+            typed=typed,
         )
         reading = Reading(self.obs_key, self.action_key, self.encode_action, self.decode_observation, self.mask_key)
         return PoolSettings(

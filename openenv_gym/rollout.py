@@ -119,6 +119,7 @@ class Rollout:
             `SessionLost`.
         warn: called with what the user should be told, once for each cause.
         copy: give out fresh observations each time.
+        typed: keep the types of Discrete observations; see `BatchReader`.
 
     Attributes:
         pool: the connections.
@@ -131,11 +132,13 @@ class Rollout:
         recorder: counts the steps, and notes where their time goes.
     """
 
-    def __init__(self, pool: Pool, *, on_lost: str, warn: Callable[[str], None], copy: bool = True) -> None:
+    def __init__(
+        self, pool: Pool, *, on_lost: str, warn: Callable[[str], None], copy: bool = True, typed: bool = False
+    ) -> None:
         self.pool = pool
         self.num_envs = sum(len(rows) for rows in pool.rows)
         self.recorder = Recorder()
-        self.reader = BatchReader(pool.links[0].observation_space, self.num_envs, copy=copy)
+        self.reader = BatchReader(pool.links[0].observation_space, self.num_envs, copy=copy, typed=typed)
         self._on_lost = on_lost
         self._warn = warn
         self._told: set[str] = set()

@@ -130,14 +130,13 @@ async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[
     probe = registry.probe
     if probe.problem is not None:
         raise _Refused("SPACE_ERROR", _spaceless(registry.source.name, probe.problem))
-    info_keys = None if hello.info_keys is None else frozenset(hello.info_keys)
     try:
         observation_space = trim(
             probe.observation_space, include=hello.include, exclude=hello.exclude, dtype=hello.obs_dtype
         )
         session = await registry.open(
             hello.num_envs,
-            _encoding(registry, observation_space, info_keys),
+            _encoding(registry, observation_space, hello),
             render_mode=hello.render_mode,
             max_episode_steps=hello.max_episode_steps,
             autoreset_mode=hello.autoreset_mode,
@@ -164,14 +163,15 @@ def _spaceless(name: str, problem: str) -> str:
     )
 
 
-def _encoding(registry: Registry, observation_space: gym.Space[Any], info_keys: frozenset[str] | None) -> BatchEncoding:
+def _encoding(registry: Registry, observation_space: gym.Space[Any], hello: Hello) -> BatchEncoding:
+    info_keys = None if hello.info_keys is None else frozenset(hello.info_keys)
     probe = registry.probe
     if probe.vector:
         whole = observation_space == probe.observation_space
         return VectorEncoding(observation_space, probe.action_space, info_keys, whole=whole)
     models, fields = registry.source.known_models, registry.source.fields
     if models is None or fields is None:
-        return BatchEncoding(observation_space, registry.probe.action_space, info_keys)
+        return BatchEncoding(observation_space, registry.probe.action_space, info_keys, typed=hello.typed)
     return OpenEnvBatchEncoding(*fields, models, observation_space, info_keys)
 
 

@@ -48,18 +48,25 @@ class BatchEncoding:
         observation_space: the observation space that the client sees.
         action_space: the action space.
         info_keys: info keys to send; None for all.
+        typed: keep the types of Discrete observations, which those of ``final`` writers always do.
     """
 
     def __init__(
-        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], info_keys: frozenset[str] | None = None
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        info_keys: frozenset[str] | None = None,
+        *,
+        typed: bool = False,
     ) -> None:
         self._observation_space = observation_space
         self._info_keys = info_keys
+        self._typed = typed
         self.actions = ActionReader(action_space).read
 
     def writer(self, count: int, *, final: bool = False) -> BatchWriter:
         """See `Encoding.writer`."""
-        return BatchWriter(self._observation_space, count, typed=final)
+        return BatchWriter(self._observation_space, count, typed=final or self._typed)
 
     def info(self, info: dict[str, Any]) -> dict[str, Any]:
         """See `Encoding.info`."""

@@ -196,12 +196,21 @@ class TestBatchWriter:
             BatchWriter(space, 1).write(0, value)
         assert str(caught.value).startswith(text)
 
-    @pytest.mark.parametrize("value", [2, np.int8(2), np.int64(2), np.uint64(2)])
+    @pytest.mark.parametrize("value", [2, True, np.int8(2), np.int64(2), np.uint64(2)])
     def test_keeps_the_type_of_a_typed_discrete(self, value):
         writer = BatchWriter(Dict(a=Discrete(3)), 1, typed=True)
         writer.write(0, {"a": value})
-        (read,) = BatchReader(Dict(a=Discrete(3)), 1).rows(writer.batch(1), 1)
-        assert identical(read, {"a": value})
+        reader = BatchReader(Dict(a=Discrete(3)), 1, typed=True)
+        reader.keep([(slice(0, 1), writer.batch(1))])
+        for read in (*reader.rows(writer.batch(1), 1), reader.last(0)):
+            assert identical(read, {"a": value})
+        reader.keep([])  # as for a lost session
+        assert identical(reader.last(0), {"a": value})
+
+    def test_a_typed_reader_takes_arrays_too(self):
+        reader = BatchReader(Discrete(3), 1, typed=True)
+        reader.keep([(slice(0, 1), [Array.of(np.array([2]))])])
+        assert identical(reader.last(0), np.int64(2))
 
     def test_casts_a_typed_discrete_that_is_no_integer(self):
         writer = BatchWriter(Discrete(3), 1, typed=True)
@@ -311,9 +320,7 @@ class TestMalformedBatches:
                 read()
         assert identical(reader.read([]), before)
 
-    @pytest.mark.parametrize(
-        "items", [[1.5], ["1"], [True], [None], [[1]], [1, 2], [], [pack(np.float32(1))]], ids=short
-    )
+    @pytest.mark.parametrize("items", [[1.5], ["1"], [None], [[1]], [1, 2], [], [pack(np.float32(1))]], ids=short)
     def test_typed_discretes_are_integers(self, items):
         with pytest.raises(RemoteProtocolError):
             BatchReader(Discrete(3), 1).rows([Values(items)], 1)

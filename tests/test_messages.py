@@ -65,6 +65,9 @@ EXAMPLES = [
         render_mode="rgb_array",
         max_episode_steps=500,
         max_message_bytes=2**40,
+        process=3,
+        autoreset_mode="SameStep",
+        typed=True,
     ),
     Welcome(
         version=1,
@@ -119,7 +122,7 @@ WIRE = {
         10,
         (
             "version num_envs include exclude obs_dtype info_keys render_mode max_episode_steps max_message_bytes "
-            "process autoreset_mode"
+            "process autoreset_mode typed"
         ),
     ),
     Welcome: (
