@@ -19,8 +19,8 @@ help:  ## list the verbs
 demo: .venv/demo  ## watch a remote environment being trained on
 	.venv/bin/openenv-gym demo
 
-test: .venv/dev  ## run the tests; PYTEST_ARGS="-n 2 tests/server" adds arguments
-	.venv/bin/pytest $(PYTEST_ARGS)
+test: .venv/dev  ## run the tests; PYTEST_ARGS="-n 0 -x tests/server" adds arguments
+	.venv/bin/pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: .venv/dev  ## check style and format
 	.venv/bin/ruff check .
