@@ -11,7 +11,7 @@ PACKAGING = setup.cfg constraints.txt
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test lint format types docs bench fuzz soak clean
+.PHONY: help demo test lint format types docs notebooks bench fuzz soak clean
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -41,6 +41,9 @@ types: .venv/dev  ## check the types
 docs: .venv/dev  ## build the pages of docs/ into build/docs
 	$(COPY)
 	.venv/bin/mkdocs build --strict --quiet
+
+notebooks: .venv/dev  ## execute the notebooks, and store them with their plots
+	.venv/bin/python notebooks/run.py
 
 bench: .venv/dev  ## measure the speed
 	.venv/bin/python benchmarks/run.py
