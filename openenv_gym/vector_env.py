@@ -67,6 +67,7 @@ class RemoteVecEnv(VectorReady):
         single_action_space: one env's action space.
         observation_space: the batched observation space.
         action_space: the batched action space.
+        autoreset_mode: how envs are reset, as ``SyncVectorEnv`` and ``AsyncVectorEnv`` say it.
         metadata: the envs' metadata, with ``autoreset_mode``; this instance's own.
         render_mode: the envs' render mode, which is None if they don't have the one that was asked for.
         spec: how ``gymnasium.make_vec`` made it, without the token.
@@ -100,17 +101,17 @@ class RemoteVecEnv(VectorReady):
         self.closed = True  # until it is open: whatever fails below leaves nothing to close
         self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options})
         check_render_mode(self.options.render_mode, "gymnasium.wrappers.vector.HumanRendering")
-        self._autoreset = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
         self._backend = Backend(
             self.options,
             num_envs,
             local=local,
             env_kwargs=env_kwargs,
             workers=workers,
-            autoreset_mode=self._autoreset.value,
+            autoreset_mode=self.autoreset_mode.value,
         )
         self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn, copy=copy)
-        self._first_ready = FirstReady(self.rollout, self._autoreset, on_lost=self.options.on_lost)
+        self._first_ready = FirstReady(self.rollout, self.autoreset_mode, on_lost=self.options.on_lost)
         link = self._backend.pool.links[0]
         self.num_envs = num_envs
         self.copy = copy
@@ -119,7 +120,7 @@ class RemoteVecEnv(VectorReady):
         self.observation_space = batch_space(link.observation_space, num_envs)
         self.action_space = batch_space(link.action_space, num_envs)
         self.metadata, self.render_mode = metadata_here(link.metadata, self.options.render_mode, warn)
-        self.metadata["autoreset_mode"] = self._autoreset
+        self.metadata["autoreset_mode"] = self.autoreset_mode
         self.closed = False
         self._turns = Turns()
         self._seeds: tuple[int | None, ...] = (None,) * num_envs
@@ -245,7 +246,7 @@ class RemoteVecEnv(VectorReady):
                 self._first_ready.send(leaves, list(range(self.num_envs)))
                 self._turns.pending = Pending("step", [], None)
             else:
-                self._turns.pending = self.rollout.start_step(leaves, self._autoreset)
+                self._turns.pending = self.rollout.start_step(leaves, self.autoreset_mode)
 
     def step_wait(
         self, timeout: float | None = None
@@ -327,7 +328,7 @@ class RemoteVecEnv(VectorReady):
             {
                 "observation space": self.single_observation_space,
                 "action space": self.single_action_space,
-                "autoreset": self._autoreset.value,
+                "autoreset": self.autoreset_mode.value,
                 "servers": ", ".join(dict.fromkeys(link.url for link in links)),
                 "environment": ", ".join(dict.fromkeys(link.env_name for link in links if link.env_name)),
                 "sessions": "closed" if self.closed else len(links),

@@ -131,6 +131,7 @@ def test_equals_a_local_vector_env_in_the_openenv_dialect(mode, data):
 def test_a_thousand_steps_of_cartpole(mode):
     local = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, autoreset_mode=mode)
     with RemoteVecEnv.local("CartPole-v1", num_envs=4, autoreset_mode=mode) as remote:
+        assert remote.autoreset_mode is local.autoreset_mode
         assert_same(remote.reset(seed=1), local.reset(seed=1))
         local.action_space.seed(1)
         for step in range(1000):
