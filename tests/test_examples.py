@@ -23,6 +23,7 @@ RUNS = {
     "openenv_text.py": ([], r"won 8 of 8 games in \d turns"),
     "openenv_train_sb3.py": (["--timesteps", "512"], r"mean_return=-?\d+\.\d\d  best_possible=0\.30"),
     "sb3_ppo.py": (["--steps", "1024"], r"mean return of the best policy: -\d+\.\d"),
+    "torchrl_collect.py": (["--frames", "512"], r"512 frames, \d+ episodes, mean return \d+\.\d"),
 }
 
 IMPORTED = {"openenv_servers.py", "openenv_walk.py"}
