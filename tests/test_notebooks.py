@@ -63,6 +63,7 @@ def test_every_notebook_is_here():
 
 # nbclient and its relatives leave sockets and loops to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.timeout(360)  # a kernel, imports and several servers: on a busy machine each takes its time
 @EVERY_NOTEBOOK
 def test_a_notebook_runs(run, name):
     notebook = run.execute(name, timeout_s=100, **SHORT[name])
