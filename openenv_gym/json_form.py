@@ -18,7 +18,8 @@ from gymnasium import spaces
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.json_values import from_json, to_json
-from openenv_gym.spaces import Json
+from openenv_gym.messages import Hello
+from openenv_gym.spaces import Json, trim
 
 __all__ = ["JsonForm", "Transition"]
 
@@ -28,7 +29,8 @@ class Transition:
     """One reply to a reset or a step.
 
     Attributes:
-        observation: a value of the observation space.
+        observation: a value of the observation space, except that dtypes may be those before trimming, and that a
+            user's own function may have left in what was trimmed away; `openenv_gym.batching.BatchWriter` takes both.
         reward: the reward; 0.0 where the server sent none.
         terminated: the episode ended.
         truncated: the episode was cut off.
@@ -64,6 +66,8 @@ class JsonForm:
         encode_action: makes an action's fields from a value of the action space, in the place of `action`.
         decode_observation: makes a value of the observation space from the fields, in the place of `observation`.
         mask_key: the observation field that becomes the info ``action_mask``.
+        recast_space: the observation space with the dtypes that the user wants; None where they stay.
+        info_keys: keys of the metadata to keep; None for all. An action mask that was asked for always stays.
     """
 
     observation: Fields
@@ -72,6 +76,8 @@ class JsonForm:
     encode_action: Callable[[Any], dict[str, Any]] | None = None
     decode_observation: Callable[[dict[str, Any]], Any] | None = None
     mask_key: str | None = None
+    recast_space: gym.Space[Any] | None = None
+    info_keys: frozenset[str] | None = None
 
     @classmethod
     def for_schema(
@@ -93,10 +99,24 @@ class JsonForm:
             gymnasium,
         )
 
+    def trimmed(self, hello: Hello) -> JsonForm:
+        """The form that leaves out here what a server of the batch dialect wouldn't send for this `Hello`.
+
+        Raises:
+            SpaceError: if it names what isn't there, or a dtype that doesn't fit.
+        """
+        kept = trim(self.observation.space, include=hello.include, exclude=hello.exclude)
+        return dataclasses.replace(
+            self,
+            observation=dataclasses.replace(self.observation, space=kept),
+            recast_space=trim(kept, dtype=hello.obs_dtype),
+            info_keys=None if hello.info_keys is None else frozenset(hello.info_keys),
+        )
+
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """One env's observation space."""
-        return self.observation.space
+        """One env's observation space, after trimming."""
+        return self.observation.space if self.recast_space is None else self.recast_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
@@ -150,6 +170,8 @@ class JsonForm:
         truncated = bool(
             _first(data.get("truncated"), metadata.get("truncated"), metadata.get("TimeLimit.truncated"), own)
         )
+        if self.info_keys is not None:
+            metadata = {key: value for key, value in metadata.items() if key in self.info_keys}
         if self.mask_key is not None:
             metadata = {**metadata, "action_mask": self._mask(fields)}
         return Transition(
@@ -164,16 +186,16 @@ class JsonForm:
     def _observation(self, fields: dict[str, Any]) -> Any:
         if self.decode_observation is not None:
             return self.decode_observation(fields)
-        only, space = self.observation.only, self.observation_space
+        only, space = self.observation.only, self.observation.space
         if only is not None:
             if only not in fields:
                 raise SpaceError(f"the observation has no field {only!r}, only {sorted(fields)}")
-            data = self.observation.numbered({only: fields[only]})[only]
+            data = self.observation.numbered({only: _kept(space, fields[only])})[only]
             return from_json(space, _unflattened(space, data), path=only)
         if isinstance(space, Json):
             return fields
         assert isinstance(space, spaces.Dict)
-        kept = self.observation.numbered({name: fields[name] for name in space.spaces if name in fields})
+        kept = self.observation.numbered(_kept(space, fields))
         return from_json(space, {name: _unflattened(space.spaces[name], data) for name, data in kept.items()})
 
     def _mask(self, fields: dict[str, Any]) -> Any:
@@ -185,6 +207,13 @@ class JsonForm:
         if not isinstance(listed, list):
             raise SpaceError(f"the observation has no list {key!r}", path=key)
         return _action_mask(listed, space, self.action.labels.get((self.action.only or "",)), key)
+
+
+def _kept(space: gym.Space[Any], data: Any) -> Any:
+    """The part of the data that the space has keys for; `from_json` says what is missing."""
+    if not isinstance(space, spaces.Dict) or not isinstance(data, dict):  # trimming leaves tuples whole
+        return data
+    return {key: _kept(part, data[key]) for key, part in space.spaces.items() if key in data}
 
 
 def _first(*values: Any) -> Any:

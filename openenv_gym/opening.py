@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,8 @@ class PoolSettings:
         num_envs: rows over all of them.
         connections: connections over all servers that speak the batch dialect; None for as many as each server says,
             which is one for each of its processes.
-        hello: what to ask such a server for, except the number of envs.
+        hello: what to ask such a server for, except the number of envs; servers that don't know the batch dialect send
+            everything, and their observations and infos are trimmed here.
         dialect: ``"openenv"`` to speak OpenEnv's dialect to our servers too; None for the best that each has.
         observation_space: one env's observation space, for servers that don't say it.
         action_space: one env's action space, for servers that don't say it.
@@ -194,9 +194,11 @@ class _Opening:
             return await _first_observation(target, first)
 
         found = await discover(target, settings.observation_space, settings.action_space, settings.reading, sample)
-        if not settings.openenv_sessions:
-            found = dataclasses.replace(found, lasting=False)
-        return found, used
+        try:
+            form = found.form.trimmed(settings.hello)
+        except SpaceError as error:
+            raise SpaceError(f"{target.url}: {error}") from None  # as a server of ours would say it
+        return Discovery(form, found.lasting and settings.openenv_sessions), used
 
     async def _open_batch(self, target: Target, connection: FrameConnection | None, slots: int, process: int) -> Link:
         hello = msgspec.structs.replace(self._settings.hello, num_envs=slots, process=process)

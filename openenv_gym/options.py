@@ -32,7 +32,8 @@ class RemoteOptions(BaseModel):
             ``https``, ``ws`` and ``wss`` alike.
         connections: connections to servers that speak the batch dialect, from one for each server to one for each env.
             None takes one for each process of each server, which is fastest for most envs.
-        include: dotted paths of the observation keys to send; None for all.
+        include: dotted paths of the observation keys to send; None for all. OpenEnv servers send all; there, what this
+            and the next three leave out is left out by the client.
         exclude: dotted paths of the observation keys to leave out.
         obs_dtype: dtype to cast Box observations to before sending, or a dtype by dotted path.
         info_keys: info keys to send; None for all.
@@ -51,7 +52,7 @@ class RemoteOptions(BaseModel):
         ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
         on_lost: what to do about rows whose session is gone: ``"truncate"`` or ``"raise"``.
         observation_space: one env's observation space, for OpenEnv servers, which don't say it; None infers it from
-            the server's schema and one reset (see `openenv_gym.inference`).
+            the server's schema and one reset (see `openenv_gym.inference`). It is the space before trimming.
         action_space: one env's action space, for OpenEnv servers; None infers it.
         obs_key: the only observation field to use. This and the next four are for OpenEnv's dialect, and select it.
         action_key: the only action field to use.

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from openenv_gym import codec
-from openenv_gym.errors import FactoryError, OpenEnvGymError, RemoteProtocolError
+from openenv_gym.errors import FactoryError, OpenEnvGymError, RemoteProtocolError, SpaceError
 from openenv_gym.messages import PROTOCOL_VERSION, Close, Collect, Failed, Hello, Reply, Resume, Step, Welcome
 from openenv_gym.server.capacity import CapacityReached
 from openenv_gym.server.encoding import BatchEncoding
@@ -134,6 +134,9 @@ async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[
         observation_space = trim(
             probe.observation_space, include=hello.include, exclude=hello.exclude, dtype=hello.obs_dtype
         )
+    except SpaceError as error:
+        raise _Refused("SPACE_ERROR", str(error)) from None
+    try:
         session = await registry.open(
             hello.num_envs,
             _encoding(registry, observation_space, hello),

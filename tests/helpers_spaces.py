@@ -179,6 +179,8 @@ def identical(a, b):
         return list(a) == list(b) and all(identical(a[key], b[key]) for key in a)
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(map(identical, a, b))
+    if isinstance(a, np.ndarray) and a.dtype.kind == "O":
+        return a.dtype == b.dtype and identical(a.tolist(), b.tolist())
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     return a == b or (a != a and b != b)  # nan

@@ -1,5 +1,7 @@
 """openenv_gym.json_form: OpenEnv's objects with named fields, as values of spaces and back."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -8,6 +10,7 @@ from helpers_spaces import identical
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.json_form import JsonForm, Transition
+from openenv_gym.messages import PROTOCOL_VERSION, Hello
 
 POINT = Box(-1, 1, (2,))
 COUNT = Discrete(10)
@@ -55,6 +58,43 @@ class TestFields:
     def test_an_empty_schema_has_none(self):
         with pytest.raises(SpaceError, match=r"has the fields \[\]"):
             JsonForm.for_schema({}, POINT, COUNT)
+
+
+class TestTrimmed:
+    SPACE = Dict({"arm": Dict({"a": POINT, "b": COUNT}), "camera": COUNT})
+    REPLY = {"observation": {"arm": {"a": [0.1, 1], "b": 2}, "camera": "broken"}, "metadata": {"m": 1, "n": 2}}
+
+    def trimmed(self, **wanted):
+        return form(self.SPACE).trimmed(Hello(version=PROTOCOL_VERSION, num_envs=1, **wanted))
+
+    def test_what_is_left_out_is_never_read(self):
+        made = self.trimmed(exclude=["arm.b", "camera"])
+        assert made.observation_space == Dict({"arm": Dict({"a": POINT})})
+        read = made.transition(self.REPLY).observation
+        assert identical(read, {"arm": {"a": np.array([0.1, 1], np.float32)}})
+
+    def test_dtypes(self):
+        space = self.trimmed(include=["arm"], obs_dtype="float16").observation_space
+        assert space == Dict({"arm": Dict({"a": Box(-1, 1, (2,), np.float16), "b": COUNT})})
+
+    @pytest.mark.parametrize("keys, info", [(None, {"m": 1, "n": 2}), ([], {}), (["n", "x"], {"n": 2})])
+    def test_info_keys(self, keys, info):
+        assert self.trimmed(include=["arm"], info_keys=keys).transition(self.REPLY).info == info
+
+    def test_info_keys_leave_the_end_of_an_episode(self):
+        cut = self.trimmed(include=["arm"], info_keys=[]).transition(
+            {**self.REPLY, "done": True, "metadata": {"TimeLimit.truncated": True}}
+        )
+        assert (cut.terminated, cut.truncated, cut.info) == (False, True, {})
+
+    def test_a_mask_that_was_asked_for_stays(self):
+        made = dataclasses.replace(self.trimmed(exclude=["camera"], info_keys=[]), mask_key="legal")
+        fields = {**self.REPLY["observation"], "legal": [1]}
+        assert list(made.transition({"observation": fields}).info) == ["action_mask"]
+
+    def test_names_what_is_not_there(self):
+        with pytest.raises(SpaceError, match=r"^'nose' names nothing here; the paths are 'arm', 'arm.a'"):
+            self.trimmed(include=["nose"])
 
 
 class TestActionData:

@@ -2,10 +2,15 @@
 
 import threading
 
+import gymnasium as gym
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete
 from helpers_faults import FaultProxy, ScriptedServer, wait_until
 from helpers_server import running
+from helpers_spaces import identical
 from helpers_tally import Tally
+from pydantic import Field
 
 from openenv_gym import RemoteVecEnv
 from openenv_gym.errors import CapacityError, ConnectFailed, FactoryError, RemoteEnvError, SpaceError
@@ -123,6 +128,127 @@ def test_an_openenv_server_for_one_session_is_enough_for_one_env(openenv, lastin
         for _ in range(2):
             with RemoteVecEnv(url, 1, **openenv.COUNT_SPACES) as env:
                 env.reset()
+
+
+TRIMMINGS = [
+    {"exclude": ("camera",)},
+    {"include": ("arm.a", "camera"), "obs_dtype": "float16"},
+    {"obs_dtype": {"arm": "float64"}, "info_keys": ("lives",)},
+    {"include": ("wide",), "obs_dtype": "float16", "info_keys": ()},
+]
+
+
+class Machine(gym.Env):
+    """Its arm moves, and has a number that float16 doesn't have."""
+
+    observation_space = Dict(
+        {
+            "arm": Dict({"a": Box(-1, 1, (2,)), "b": Discrete(5)}),
+            "camera": Box(0, 255, (2, 3), np.uint8),
+            "wide": Box(-np.inf, np.inf, (1,), np.float64),
+        }
+    )
+    action_space = Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._looks(), {"lives": 3, "level": 1}
+
+    def step(self, action):
+        return self._looks(), 1.0, bool(action), False, {"lives": 2, "level": 1}
+
+    def _looks(self):
+        draw = self.np_random
+        arm = {"a": draw.random(2, np.float32), "b": draw.integers(5)}
+        return {"arm": arm, "camera": draw.integers(0, 256, (2, 3), np.uint8), "wide": np.array([1e5])}
+
+
+@pytest.fixture(scope="module")
+def machine():
+    with running(create_app(Machine)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def cranes(openenv):
+    """The same OpenEnv environment on a stock server, and on ours."""
+
+    class Lift(openenv.Action):
+        gear: int = Field(default=1, ge=1, le=6)
+
+    class Seen(openenv.Observation):
+        arm: openenv.Arm
+        board: list[list[int]] = [[0, 1], [2, 3]]
+        speed: float = 0.1
+
+    class Crane(openenv.Count):
+        def reset(self, seed=None, episode_id=None, **kwargs):
+            super().reset()
+            return Seen(arm=openenv.Arm(), metadata={"load": 1, "wind": 2})
+
+        def step(self, action, timeout_s=None, **kwargs):
+            count = super().step(openenv.CountAction()).count
+            arm = openenv.Arm(joint=action.gear - 1, angle=count / 3)
+            return Seen(arm=arm, reward=count, done=count == 2, metadata={"load": action.gear, "wind": 2})
+
+    with openenv.stock_server(Crane, models=(Lift, Seen)) as stock, running(create_app(Crane, Lift, Seen)) as ours:
+        yield {"stock": stock, "ours": ours}
+
+
+def both_see_the_same(envs, others, actions):
+    assert envs.single_observation_space == others.single_observation_space
+    assert identical(envs.reset(seed=5), others.reset(seed=5))
+    for action in actions:
+        assert identical(envs.step(action), others.step(action))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # 1e5 is inf in float16
+@pytest.mark.parametrize("trimming", TRIMMINGS, ids=str)
+def test_trimming_is_the_same_in_both_dialects(machine, trimming):
+    options = {"num_envs": 2, "autoreset_mode": "SameStep", **trimming}
+    with RemoteVecEnv(machine, **options) as envs, RemoteVecEnv(machine, dialect="openenv", **options) as others:
+        both_see_the_same(envs, others, [[0, 0], [0, 1], [0, 0]])
+
+
+@pytest.mark.parametrize("kind, dialect", [("stock", None), ("ours", "openenv")])
+@pytest.mark.parametrize(
+    "trimming",
+    [
+        {"exclude": ("arm.joint", "board")},
+        {"include": ("arm", "speed"), "obs_dtype": {"arm.angle": "float16", "speed": "float32"}},
+        {"include": ("speed",), "info_keys": ("load",)},
+        {"info_keys": ()},
+    ],
+    ids=str,
+)
+def test_trimming_of_an_openenv_environment(cranes, kind, dialect, trimming):
+    options = {"num_envs": 2, **trimming}
+    with (
+        RemoteVecEnv(cranes["ours"], **options) as envs,
+        RemoteVecEnv(cranes[kind], dialect=dialect, **options) as others,
+    ):
+        both_see_the_same(envs, others, [[1, 5], [2, 2], [6, 1]])
+
+
+def test_trimming_that_cannot_be_done_is_told_about_a_stock_server(cranes):
+    with pytest.raises(
+        SpaceError, match=r"^ws://[^ ]*/ws: 'nose' names nothing here; the paths are 'arm', 'arm.angle'"
+    ):
+        RemoteVecEnv(cranes["stock"], 2, exclude=("nose",))
+
+
+@pytest.mark.parametrize("dialect", [None, "openenv"])
+@pytest.mark.parametrize(
+    "trimming, text",
+    [
+        ({"include": ("arm", "nose")}, "'nose' names nothing here; the paths are 'arm', 'arm.a'"),
+        ({"exclude": ("arm", "camera", "wide")}, "include and exclude leave nothing of the space"),
+        ({"obs_dtype": {"camera": "int128"}}, "camera: unknown dtype 'int128'"),
+    ],
+)
+def test_trimming_that_cannot_be_done_is_told_alike(machine, dialect, trimming, text):
+    with pytest.raises(SpaceError, match=rf"^ws://[^ ]*/ws: {text}"):
+        RemoteVecEnv(machine, 2, dialect=dialect, **trimming)
 
 
 def test_one_server_that_is_away_leaves_nothing_on_the_other():

@@ -137,14 +137,24 @@ class TestOpening:
             ({"num_envs": 0}, "num_envs must be at least 1, not 0"),
             ({"num_envs": -(2**62)}, "num_envs must be at least 1"),
             ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, not 0"),
-            ({"include": ["camera"]}, "'camera' names nothing here"),
-            ({"obs_dtype": "float99"}, "unknown dtype"),
-            ({"obs_dtype": {"x": "float16"}}, "'x' names nothing here"),
         ],
     )
     def test_what_makes_no_sense(self, fields, text):
         failed, close = refusal(**fields)
         assert (failed.code, close) == ("VALIDATION_ERROR", 4400)
+        assert text in failed.message
+
+    @pytest.mark.parametrize(
+        "fields, text",
+        [
+            ({"include": ["camera"]}, "'camera' names nothing here"),
+            ({"obs_dtype": "float99"}, "unknown dtype"),
+            ({"obs_dtype": {"x": "float16"}}, "'x' names nothing here"),
+        ],
+    )
+    def test_trimming_that_cannot_be_done(self, fields, text):
+        failed, close = refusal(**fields)
+        assert (failed.code, close) == ("SPACE_ERROR", 4400)
         assert text in failed.message
 
     @pytest.mark.parametrize(
