@@ -21,6 +21,7 @@
     │     └─ ToolNotFound (LookupError)          … or doesn't exist
     ├─ BatchError (RuntimeError)                 several envs failed in one call
     ├─ FactoryError (RuntimeError)               an environment could not be created
+    ├─ FleetError (RuntimeError)                 a fleet's cluster can't be used
     ├─ ActionError (ValueError)                  actions of the wrong number, shape or value
     ├─ OptionError (ValueError)                  an unknown option, or one with a bad value
     └─ SpaceError (ValueError)                   a space or a value that can't be described or built

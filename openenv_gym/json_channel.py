@@ -84,7 +84,7 @@ class JsonConnection:
             RemoteEnvError: for an error reply, or `CapacityError` if that is the reason.
             RemoteProtocolError: for a reply that isn't one.
             TransportError: if the connection ends first.
-            LocalProtocolError: if another question has no reply yet.
+            LocalProtocolError: if another question has no reply yet, or the message can't be written as JSON.
         """
         unasked, self._unasked = self._unasked, None
         # A full server says so before it closes (OpenEnv's `websocket_endpoint`), whether or not it was asked.
@@ -102,8 +102,11 @@ class JsonConnection:
             raise self.ended
         if self._reply is not None and not self._reply.done():
             raise LocalProtocolError("one question at a time: the last one has no reply yet")
+        try:
+            frame = msgspec.json.encode(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LocalProtocolError(f"this {message['type']} can't be sent as JSON: {error}") from None
         self._reply = asyncio.get_running_loop().create_future()
-        frame = msgspec.json.encode(message)
         self._traffic.sent(frame)
         self.carrier.write_text(frame)
         return await self._reply

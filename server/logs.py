@@ -24,7 +24,8 @@ class _Formatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {key: value for key, value in vars(record).items() if key not in _USUAL}
+        # A leading underscore is a library's own: Ray puts such a field on every record of its processes.
+        fields = {key: value for key, value in vars(record).items() if key not in _USUAL and key[0] != "_"}
         trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
         when = datetime.fromtimestamp(record.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         level, name, message = record.levelname.lower(), record.name, record.getMessage()

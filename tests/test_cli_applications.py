@@ -21,9 +21,9 @@ def _module(tmp_path, monkeypatch):
 
 
 def test_an_application():
-    registry, application = serve._built("made_elsewhere:app", {}, debug=False)
-    assert application.state.registry is registry
-    assert registry.settings.max_envs == 3
+    application, elsewhere = serve._built("made_elsewhere:app", {}, debug=False)
+    assert application.state.registry.settings.max_envs == 3
+    assert elsewhere == {"env": "made_elsewhere:app", "app": "made_elsewhere:app"}
 
 
 def test_its_settings_are_its_own():

@@ -18,6 +18,7 @@ from openenv_gym.errors import (
     ConnectFailed,
     ConnectionLost,
     FactoryError,
+    FleetError,
     LocalProtocolError,
     MessageTooLarge,
     NotAWebSocket,
@@ -121,6 +122,7 @@ TEXTS = [
             "env 5 reported KeyError: 'a' (code: EXECUTION_ERROR)"
         ),
     ),
+    (FleetError("no such fleet"), "no such fleet"),
     (FactoryError("CartPole-v9", "unknown id"), "can't create the environment 'CartPole-v9': unknown id"),
     (SpaceError("doesn't fit"), "doesn't fit"),
     (SpaceError("doesn't fit", path="robot.0.cam"), "robot.0.cam: doesn't fit"),

@@ -12,7 +12,7 @@ from openenv_gym import openenv_sessions
 from openenv_gym.actions import to_batch
 from openenv_gym.codec import unpack
 from openenv_gym.dial import Target, websocket_url
-from openenv_gym.errors import RemoteProtocolError, SessionLost
+from openenv_gym.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from openenv_gym.json_form import JsonForm
 from openenv_gym.json_link import LOST_REPLY, JsonLink
 from openenv_gym.messages import Get, Observed, Reset, Returned, State, Step
@@ -243,6 +243,17 @@ def test_a_lost_connection_ends_the_episode_and_only_a_reset_begins_another(when
         assert facts(await ask(link, step()))[0] == 1.0
         assert link.counters == {"reconnects": 0, "sessions_lost": 1}
         assert server.heard.count("step") == (1 if when == "before" else 2)
+
+    with_link(test)
+
+
+def test_what_cannot_be_written_as_json_costs_nothing_else():
+    async def test(link, server):
+        error = await ask(link, Reset(0, None, [2**20_000], None))
+        assert isinstance(error, LocalProtocolError)
+        assert "this reset can't be sent as JSON" in str(error)
+        assert isinstance(await ask(link, Reset(0, None, [2**70], None)), Observed)
+        assert server.data[-1]["seed"] == 2**70
 
     with_link(test)
 
