@@ -1,6 +1,6 @@
 """The same OpenEnv environment under OpenEnv's server and client, and under this project's: env steps a second.
 
-    python benchmarks/openenv_hosting.py [--envs 64] [--seconds 5] [--rounds 5]
+    python benchmarks/openenv_hosting.py [--envs 64] [--seconds 4] [--rounds 5]
 
 Both servers run in a process of their own with their own defaults, the clients in this one; rounds alternate, so that
 what else the machine does hits both. The environment costs next to nothing: measured is what is around it. OpenEnv's
@@ -11,16 +11,13 @@ sides, and the rewards of both are compared.
 import argparse
 import asyncio
 import math
-import os
-import platform
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 
 import numpy as np
+from harness import Report, add_rows, machine
 from openenv.core.env_server import Action, Environment, Observation, State
 from pydantic import Field
 
@@ -143,53 +140,46 @@ def run_ours(url, envs, seconds):
         return tick * envs / (time.perf_counter() - begin), np.array(rewards)
 
 
-def report(stock, ours, args):
-    """Print what was measured."""
-    ratios = [mine / theirs for mine, theirs in zip(ours, stock, strict=True)]
-    names = ("openenv", "openenv-gym", "gymnasium", "websockets", "uvicorn", "pydantic", "numpy")
-    print(f"command   python benchmarks/openenv_hosting.py --envs {args.envs} --seconds {args.seconds:g} ", end="")
-    print(f"--rounds {args.rounds}")
-    print(f"machine   {platform.machine()}, {os.cpu_count()} cores, {platform.system()}, load {os.getloadavg()[0]:.1f}")
-    print(f"versions  Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in names))
-    print()
-    print("| env steps/s | median | lowest | highest |")
-    print("|---|---:|---:|---:|")
-    for name, rates in (("stock server, stock client", stock), ("create_app here, RemoteVecEnv", ours)):
-        print(f"| {name} | {statistics.median(rates):,.0f} | {min(rates):,.0f} | {max(rates):,.0f} |")
-    print(f"| ratio, by round | {statistics.median(ratios):.1f} | {min(ratios):.1f} | {max(ratios):.1f} |")
+def hosting(envs=64, seconds=4.0, rounds=5):
+    """Measure both, in turn."""
+    processes, urls = [], {}
+    stock, ours = "OpenEnv's server and client", "create_app and RemoteVecEnv"
+    results = {stock: [], ours: []}
+    try:
+        for which in ("stock", "ours"):
+            process, urls[which] = start(which, envs)
+            processes.append(process)
+        for _ in range(rounds):
+            rate, expected = asyncio.run(run_stock(urls["stock"], envs, seconds))
+            results[stock].append(rate)
+            rate, rewards = run_ours(urls["ours"], envs, seconds)
+            results[ours].append(rate)
+            np.testing.assert_array_equal(rewards, expected)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(10)
+    report = Report(f"The same OpenEnv environment hosted by both, N={envs}, env steps per second")
+    add_rows(report, results, "steps/s")
+    report.compare(results, ours, stock, 10)
+    return report
 
 
 def main():
-    """Measure both, in turn."""
+    """Measure, or be one of the servers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.port, args.envs)
-        return
-    processes = []
-    try:
-        urls = {}
-        for which in ("stock", "ours"):
-            process, urls[which] = start(which, args.envs)
-            processes.append(process)
-        stock, ours = [], []
-        for _ in range(args.rounds):
-            rate, expected = asyncio.run(run_stock(urls["stock"], args.envs, args.seconds))
-            stock.append(rate)
-            rate, rewards = run_ours(urls["ours"], args.envs, args.seconds)
-            ours.append(rate)
-            np.testing.assert_array_equal(rewards, expected)
-        report(stock, ours, args)
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(10)
+    else:
+        print(machine())
+        print(hosting(args.envs, args.seconds, args.rounds).markdown())
 
 
 if __name__ == "__main__":
