@@ -1,5 +1,6 @@
-"""What is too dear to be started more than once in a test session."""
+"""What all tests share: what is too dear to be started twice, and what each must leave as it was."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -17,6 +18,17 @@ def ray_cluster():
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         with helpers_ray.cluster() as cluster:
             yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    """Take back what a command that ran in this process made of the logging: its stream is closed by now."""
+    root, own = logging.getLogger(), logging.getLogger("openenv_gym")
+    handlers, level, own_level = root.handlers[:], root.level, own.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    own.setLevel(own_level)
 
 
 def pytest_collection_modifyitems(items):
