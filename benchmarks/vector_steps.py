@@ -47,7 +47,12 @@ def s1(num_envs: int = 64) -> Report:
                 "OpenEnv's server and client": lambda: rate(openenv, num_envs),
             }
         )
+        remote.stats(collect=True)
+        for _ in range(1000):
+            remote.step(actions)
+        anatomy = remote.stats()
     add_rows(report, results, "steps/s")
+    report.rows += [(f"mean µs of a vector step: {part.name}", f"{part.mean_us:.0f}") for part, _ in anatomy.shares()]
     for name, goal in (
         ("SyncVectorEnv, in process", 0.65),
         ("AsyncVectorEnv", 8),
