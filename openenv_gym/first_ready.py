@@ -55,10 +55,10 @@ class FirstReady:
     @property
     def needed(self) -> bool:
         """Whether the rows of a link are in different states after a lost session, so that only this can step them."""
-        rollout = self._rollout
-        return bool(rollout.orphans) or any(
-            0 < len(rollout.truncated.intersection(rows)) < len(rows) for rows in rollout.pool.rows
-        )
+        orphans, truncated = self._rollout.orphans, self._rollout.truncated
+        if orphans or not truncated:  # nearly always; to look at each row would cost each step of many envs
+            return bool(orphans)
+        return any(0 < len(truncated.intersection(rows)) < len(rows) for rows in self._rollout.pool.rows)
 
     # ------------------------------------------------------------------------------------------------- send
 
@@ -240,9 +240,8 @@ class FirstReady:
 
     def _take_error(self, link: int, rows: list[int], error: Exception) -> list[Exception]:
         """Take what is no reply; return what is to be raised."""
-        again = self._rollout.truncated.intersection(
-            rows
-        )  # the next episode couldn't be begun; the next step tries again
+        # Rows whose next episode couldn't be begun; the next step tries again.
+        again = self._rollout.truncated.intersection(rows)
         unreported = again & self._endings.keys()
         self._rollout.truncated -= unreported
         self._rollout.orphans |= unreported

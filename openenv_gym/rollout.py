@@ -7,7 +7,7 @@ after a timeout, an interrupt or a lost session it asks for a reset first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,11 +173,9 @@ class Rollout:
         if left:
             raise gym.error.ResetNeeded(f"env {left[0]} was never reset (or its session was lost): reset it too")
         requests: list[tuple[int, Request]] = []
-        for i, of_link in enumerate(self.pool.rows):
-            mine = [row for row in of_link if rows is None or row in set(chosen)]
-            if mine:
-                given = _some([pack(seeds[row], "seed") for row in mine]), _packed([options[row] for row in mine])
-                requests.append((i, Reset(0, _slots(of_link, mine), *given)))
+        for i, mine in self._by_link(rows):
+            given = _some([pack(seeds[row], "seed") for row in mine]), _packed([options[row] for row in mine])
+            requests.append((i, Reset(0, _slots(self.pool.rows[i], mine), *given)))
         return self._send("reset", requests)
 
     def finish_reset(self, pending: Pending, timeout_s: float) -> Resets:
@@ -241,7 +239,7 @@ class Rollout:
         mode = None if autoreset is None else autoreset.value
         requests: list[tuple[int, Request]] = []
         for i, rows in enumerate(self.pool.rows):
-            if self.truncated.issuperset(rows):  # this step starts new episodes
+            if self.truncated and self.truncated.issuperset(rows):  # this step starts new episodes
                 requests.append((i, Reset(0, None, None, None)))
             else:
                 batch = to_batch(actions, slice(rows.start, rows.stop))
@@ -369,11 +367,7 @@ class Rollout:
     def start_ask(self, make: Ask, phase: str, rows: Sequence[int] | None = None) -> Pending:
         """Ask without waiting; `finish_ask` takes what this returns."""
         chosen = list(range(self.num_envs) if rows is None else rows)
-        requests: list[tuple[int, Request]] = []
-        for i, of_link in enumerate(self.pool.rows):
-            mine = [row for row in of_link if row in set(chosen)]
-            if mine:
-                requests.append((i, make(_slots(of_link, mine), mine)))
+        requests = [(i, make(_slots(self.pool.rows[i], mine), mine)) for i, mine in self._by_link(rows)]
         return Pending(phase, requests, self.pool.start(requests), rows=chosen)
 
     def finish_ask(self, pending: Pending, timeout_s: float) -> list[Any]:
@@ -416,6 +410,14 @@ class Rollout:
         if all(not isinstance(reply, ReplyTimeout) for reply in replies):
             self.begun = pending.begun
         return replies
+
+    def _by_link(self, rows: Sequence[int] | None) -> Iterator[tuple[int, list[int]]]:
+        """The links that have some of these rows, None for all, each with those that it has."""
+        chosen = None if rows is None else set(rows)
+        for i, of_link in enumerate(self.pool.rows):
+            mine = [row for row in of_link if chosen is None or row in chosen]
+            if mine:
+                yield i, mine
 
     def _rows_of(self, link: int, request: Request) -> list[int]:
         of_link = self.pool.rows[link]

@@ -15,11 +15,12 @@ from openenv_gym.server.executor import Worker
 from openenv_gym.server.page import Assignment, Page
 from openenv_gym.server.slots import Slots
 
-__all__ = ["Flight", "Flights"]
+__all__ = ["Flight", "Flights", "Group"]
 
 logger = logging.getLogger(__name__)
 
-_Group: TypeAlias = "tuple[Worker, list[Assignment]]"
+Group: TypeAlias = "tuple[Worker, list[Assignment]]"
+"""A worker, and what it does of a request."""
 
 
 class Flight:
@@ -65,7 +66,7 @@ class Flights:
         """Whether some step hasn't ended."""
         return bool(self._under_way)
 
-    def launch(self, groups: Sequence[_Group], actions: Sequence[Any], autoreset: str | None) -> list[Flight]:
+    def launch(self, groups: Sequence[Group], actions: Sequence[Any], autoreset: str | None) -> list[Flight]:
         """Begin steps.
 
         Args:
@@ -76,7 +77,7 @@ class Flights:
         Raises:
             ValueError: if a slot's last flight wasn't collected; nothing is begun then.
         """
-        self.refuse([number for _, group in groups for _, number in group])
+        self.refuse(groups)
         page = self._current_page()
         loop = asyncio.get_running_loop()
         launched: list[Flight] = []
@@ -88,10 +89,10 @@ class Flights:
         self._under_way.update((flight.slot, flight) for flight in launched)
         return launched
 
-    def refuse(self, slots: Sequence[int]) -> None:
+    def refuse(self, groups: Sequence[Group]) -> None:
         """Raise ValueError if one of the slots has a flight."""
         taken = self._under_way.keys() | {flight.slot for flight in self._ready}
-        if not taken.isdisjoint(slots):
+        if taken and not taken.isdisjoint(slots := _slots_of(groups)):
             raise ValueError(f"slots {sorted(taken.intersection(slots))} have a launched step: collect it first")
 
     async def collect(self, id: int, at_least: int, hurried: Callable[[], bool]) -> Collected:
@@ -116,11 +117,12 @@ class Flights:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def forget(self, slots: Sequence[int]) -> None:
+    def forget(self, groups: Sequence[Group]) -> None:
         """Drop the flights of some slots, whatever comes of them."""
+        slots = _slots_of(groups)
         for slot in slots:
             self._under_way.pop(slot, None)
-        self._ready = [flight for flight in self._ready if flight.slot not in set(slots)]
+        self._ready = [flight for flight in self._ready if flight.slot not in slots]
 
     def is_overdue(self, flight: Flight) -> bool:
         """Whether a step hasn't ended yet, and somebody waits for it."""
@@ -165,3 +167,7 @@ class Flights:
                 self._counts.stepped(1, perf_counter() - flight.launched)
         self._on_landing()
         self.wake()
+
+
+def _slots_of(groups: Sequence[Group]) -> set[int]:
+    return {number for _, group in groups for _, number in group}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium as gym
 
@@ -40,7 +40,7 @@ from openenv_gym.server.access import NotAllowed, use_of
 from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.counts import Counts
 from openenv_gym.server.executor import Executor, Job, Worker, run_together
-from openenv_gym.server.flights import Flight, Flights
+from openenv_gym.server.flights import Flight, Flights, Group
 from openenv_gym.server.outlet import Connection, Outlet
 from openenv_gym.server.page import Assignment, Page
 from openenv_gym.server.settings import ServerSettings
@@ -50,9 +50,6 @@ from openenv_gym.server.timings import Laps
 __all__ = ["Connection", "Session"]
 
 logger = logging.getLogger(__name__)
-
-_Group: TypeAlias = "tuple[Worker, list[Assignment]]"
-"""A worker, and what it does of a request."""
 
 
 class Session(Outlet):
@@ -342,7 +339,7 @@ class Session(Outlet):
         if laps is not None:
             laps.begun = perf_counter()
         count, groups, actions = self._prepare(request)
-        self._flights.refuse(_numbers(groups))
+        self._flights.refuse(groups)
 
         def work(page: Page, group: Sequence[Assignment]) -> None:
             begun = perf_counter()
@@ -356,7 +353,7 @@ class Session(Outlet):
         timings = laps.sum_up() if laps is not None else None
         return page.stepped(request.id, count, timings if request.timed else None)
 
-    def _prepare(self, request: Step | Launch) -> tuple[int, Sequence[_Group], Sequence[Any]]:
+    def _prepare(self, request: Step | Launch) -> tuple[int, Sequence[Group], Sequence[Any]]:
         count, groups = self._assign(request.slots)
         if request.autoreset is not None:
             gym.vector.AutoresetMode(request.autoreset)  # ValueError for an unknown mode
@@ -397,7 +394,7 @@ class Session(Outlet):
             raise ValueError(f"{len(seeds)} seeds and {len(options)} options for {count} envs")
         if not all(given is None or isinstance(given, dict) for given in options):
             raise ValueError("an env's options are a dict or None")
-        self._flights.forget(_numbers(groups))
+        self._flights.forget(groups)
         if not all(seed is None or type(seed) is int for seed in seeds):
             raise ValueError("an env's seed is an integer or None")
         page = await self._scatter("reset", groups, lambda page, group: self.slots.reset(page, group, seeds, options))
@@ -405,7 +402,7 @@ class Session(Outlet):
 
     # -------------------------------------------------------------------------------------------- threads
 
-    def _assign(self, slots: list[int] | None) -> tuple[int, Sequence[_Group]]:
+    def _assign(self, slots: list[int] | None) -> tuple[int, Sequence[Group]]:
         if slots is None:
             return self.slots.count, self._everyone
         count = self.slots.count
@@ -415,14 +412,14 @@ class Session(Outlet):
             raise ValueError(f"slots are numbered from 0 to {count - 1}, and may be named once each")
         return len(slots), self._by_worker(slots)
 
-    def _by_worker(self, slots: Sequence[int]) -> list[_Group]:
+    def _by_worker(self, slots: Sequence[int]) -> list[Group]:
         groups: dict[Worker, list[Assignment]] = {}
         for assignment in enumerate(slots):
             groups.setdefault(self.workers[assignment[1]], []).append(assignment)
         return list(groups.items())
 
     async def _scatter(
-        self, doing: str, groups: Sequence[_Group], work: Callable[[Page, list[Assignment]], None]
+        self, doing: str, groups: Sequence[Group], work: Callable[[Page, list[Assignment]], None]
     ) -> Page:
         """Run ``work(page, assignments)`` for each group on its worker; give the page once all have ended.
 
@@ -437,7 +434,7 @@ class Session(Outlet):
         self.slots.end(page)
         return page
 
-    def _give_up(self, doing: str, stuck: Sequence[_Group]) -> None:
+    def _give_up(self, doing: str, stuck: Sequence[Group]) -> None:
         """Leave workers alone with their env and the page; what they still do there concerns nobody any more."""
         for worker, _ in stuck:  # with a limit, each env, or vector env, has a worker of its own
             numbers = [number for number, other in enumerate(self.workers) if other is worker]
@@ -452,8 +449,8 @@ class Session(Outlet):
         self._everyone = self._by_worker(range(self.slots.count))
 
     async def _on_workers(
-        self, groups: Sequence[_Group], work: Callable[[list[Assignment]], None], limit_s: float | None = None
-    ) -> list[_Group]:
+        self, groups: Sequence[Group], work: Callable[[list[Assignment]], None], limit_s: float | None = None
+    ) -> list[Group]:
         """Run ``work(assignments)`` for each group on its worker, and wait until all have ended, or for the limit.
 
         Returns:
@@ -485,7 +482,3 @@ class Session(Outlet):
         except asyncio.TimeoutError:
             return [group for group in groups if group[0] not in ended]
         return []
-
-
-def _numbers(groups: Sequence[_Group]) -> list[int]:
-    return [number for _, group in groups for _, number in group]

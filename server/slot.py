@@ -45,7 +45,7 @@ class Slot:
         self._make = make
         self._limit = math.inf if max_episode_steps is None else max_episode_steps
         self._live = False
-        self._episode_id: str | None = ""
+        self._episode_id: str | None = ""  # before the first reset; None until somebody asks for the new episode's
 
     @property
     def episode_id(self) -> str | None:
