@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers_faults import ServerProcess
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +19,13 @@ def ray_cluster():
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         with helpers_ray.cluster() as cluster:
             yield cluster
+
+
+@pytest.fixture(scope="module")
+def process():
+    """A server that tests may kill; whoever does starts it again."""
+    with ServerProcess("helpers_tally:Endless") as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

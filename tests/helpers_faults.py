@@ -416,6 +416,11 @@ class ServerProcess:
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not _exists(pid), "the end of the server")
 
+    def restart(self):
+        """End it, and start it again: a server that knows nothing of its sessions."""
+        self.kill()
+        self.start()
+
     def __enter__(self):
         return self
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers_docs import fenced
 
 from openenv_gym import codec, messages
 
@@ -13,9 +14,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 BLOCKS = [
     (f"{page.stem}-{number}", language, text)
     for page in PAGES
-    for number, (language, text) in enumerate(
-        re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    )
+    for number, (language, text) in enumerate(fenced(page.read_text("utf-8")))
 ]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import SyncVectorEnv
-from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, ServerProcess, wait_until
+from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, wait_until
 from helpers_server import running
 from helpers_tally import Endless, Tally
 
@@ -159,18 +159,6 @@ def test_a_half_open_connection_costs_one_deadline(width):
 # --------------------------------------------------------------------------------------------- really gone
 
 
-@pytest.fixture(scope="module")
-def process():
-    """A server that tests may kill; whoever does starts it again."""
-    with ServerProcess("helpers_tally:Endless") as server:
-        yield server
-
-
-def restart(process):
-    process.kill()
-    process.start()
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_of_a_restarted_server_are_truncated_and_go_on(mode, process):
     with running(create_app(Endless)) as healthy, RemoteVecEnv([process.url, healthy], 4, autoreset_mode=mode) as env:
@@ -178,7 +166,7 @@ def test_rows_of_a_restarted_server_are_truncated_and_go_on(mode, process):
         for _ in range(4):
             assert_same(next(ours), next(theirs))
         last = env.step([0, 0, 0, 0])[0]
-        restart(process)
+        process.restart()
         with pytest.warns(UserWarning, match="rows 0-1 are truncated") as told:
             observations, rewards, terminated, truncated, infos = env.step([1, 1, 1, 1])
         assert len(told) == 1
@@ -211,7 +199,7 @@ def test_rows_of_a_restarted_server_are_truncated_and_go_on(mode, process):
 def test_a_mask_may_reset_only_some_rows_of_a_lost_session(process):
     with RemoteVecEnv(process.url, 3, autoreset_mode="Disabled") as env:
         env.reset(seed=1)
-        restart(process)
+        process.restart()
         with pytest.warns(UserWarning, match="rows 0-2 are truncated"):
             env.step([0, 0, 0])
         env.reset(options={"reset_mask": np.array([True, False, False])})
@@ -224,7 +212,7 @@ def test_a_mask_may_reset_only_some_rows_of_a_lost_session(process):
 def test_rows_that_a_mask_leaves_out_are_not_stepped_on_a_new_session(process):
     with RemoteVecEnv(process.url, 2) as env:
         env.reset(seed=1)
-        restart(process)
+        process.restart()
         with pytest.warns(UserWarning, match="rows 0-1 are truncated"):
             env.step([0, 0])
         env.reset(options={"reset_mask": np.array([True, False])})
@@ -238,7 +226,7 @@ def test_a_single_env_is_truncated_and_must_be_reset(process):
     with FaultProxy(process.url) as proxy:
         env = RemoteEnv(proxy.url)
         first, _ = env.reset(seed=1)
-        restart(process)
+        process.restart()
         with pytest.warns(UserWarning, match="row 0 is truncated"):
             step = env.step(0)
         assert_same(step, (first, 0.0, False, True, {LOST: True}))
@@ -254,7 +242,7 @@ def test_training_by_stable_baselines_goes_on(process):
     env = sb3.SB3VecEnv(RemoteVecEnv(process.url, 2, autoreset_mode="SameStep"))
     env.reset()
     last = env.step(np.array([0, 0]))[0]
-    restart(process)
+    process.restart()
     with pytest.warns(UserWarning, match="rows 0-1 are truncated"):
         observations, rewards, dones, infos = env.step(np.array([0, 0]))
     assert (observations[:, 1].tolist(), rewards.tolist(), dones.tolist()) == ([0, 0], [0, 0], [True, True])
@@ -269,7 +257,7 @@ def test_on_lost_raise(process):
     with RemoteVecEnv(process.url, 2, on_lost="raise") as env:
         env.reset(seed=1)
         env.step([0, 0])
-        restart(process)
+        process.restart()
         with pytest.raises(SessionLost, match="unknown session"):
             env.step([0, 0])
         with pytest.raises(ResetNeeded):

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import SyncVectorEnv
 from helpers_envs import Count, Factory, Gate, raiser
-from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, ServerProcess, wait_until
+from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, wait_until
 from helpers_server import running
 from helpers_tally import Dawdler, Endless, Tally
 
@@ -396,18 +396,6 @@ def test_closing_while_envs_are_in_flight():
 # ------------------------------------------------------------------------------------------- lost sessions
 
 
-@pytest.fixture(scope="module")
-def process():
-    """A server that tests may kill; whoever does starts it again."""
-    with ServerProcess("helpers_tally:Endless") as server:
-        yield server
-
-
-def restart(process):
-    process.kill()
-    process.start()
-
-
 @pytest.mark.parametrize("connections", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_each_row_of_a_lost_session_is_truncated_once(mode, connections, process):
@@ -417,7 +405,7 @@ def test_each_row_of_a_lost_session_is_truncated_once(mode, connections, process
             env.reset(seed=3)
             env.send([0] * 4)
             last = env.recv()[0]
-            restart(process)
+            process.restart()
             env.send([1, 1, 1], [0, 2, 3])  # row 1 isn't in flight when its session is lost
             with pytest.warns(UserWarning, match=r"row 0 is truncated"):
                 observations, rewards, terminated, truncated, infos = env.recv()
@@ -453,7 +441,7 @@ def test_lock_step_after_a_loss_in_flight(mode, process):
     """`step` brings rows together again that the loss has left in different states."""
     with RemoteVecEnv(process.url, 3, autoreset_mode=mode) as env:
         env.reset(seed=3)
-        restart(process)
+        process.restart()
         env.send([0, 0], [0, 2])
         with pytest.warns(UserWarning, match="are truncated"):
             assert env.recv()[3].tolist() == [True, True]
@@ -469,7 +457,7 @@ def test_lock_step_after_a_loss_in_flight(mode, process):
 def test_a_loss_in_lock_step_goes_on_first_ready(process):
     with RemoteVecEnv(process.url, 3) as env:
         env.reset(seed=3)
-        restart(process)
+        process.restart()
         with pytest.warns(UserWarning, match="rows 0-2 are truncated"):
             env.step([0, 0, 0])
         env.send([1], [1])
@@ -497,7 +485,7 @@ def test_a_server_that_stays_away_is_tried_again_with_the_next_send(process):
 def test_on_lost_raise(process):
     with RemoteVecEnv(process.url, 2, on_lost="raise") as env:
         env.reset(seed=1)
-        restart(process)
+        process.restart()
         env.send([0], [0])
         with pytest.raises(SessionLost, match="unknown session"):
             env.recv()
@@ -518,7 +506,7 @@ def test_a_session_that_was_lost_unnoticed(begun, process):
         if begun:
             (stream,) = env._first_ready._flights._streams
             wait_until(lambda: stream._launched and not stream._unanswered)
-        restart(process)
+        process.restart()
         proxy.release()
         wait_until(lambda: env.rollout.pool.links[0].counters["sessions_lost"])
         with pytest.warns(UserWarning, match="row 0 is truncated"):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
-from helpers_faults import FaultProxy, ScriptedServer, ServerProcess, wait_until
+from helpers_faults import FaultProxy, ScriptedServer, wait_until
 from helpers_server import running
 from helpers_tally import Endless, Gated, Sleeper, Tally
 
@@ -36,12 +36,6 @@ def sleepers(num_envs, proxied=False, **options):
 @pytest.fixture(scope="module")
 def openenv():
     return pytest.importorskip("helpers_openenv")
-
-
-@pytest.fixture(scope="module")
-def process():
-    with ServerProcess("helpers_tally:Endless") as server:
-        yield server
 
 
 # ------------------------------------------------------------------------------------------------- limits

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import uvicorn
 from helpers_cli import DEADLINE_S, Running, environment, run
+from helpers_docs import fenced
 
 from openenv_gym import RemoteEnv, RemoteVecEnv, errors
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text("utf-8")
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text("utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+BLOCKS = fenced(README)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 COMMANDS = [line for language, text in BLOCKS if language == "console" for line in text.splitlines()]
 
