@@ -4,6 +4,8 @@ Importing this package registers ``openenv/Remote-v0`` with Gymnasium, for ``gym
 the import, ``gym.make("openenv_gym:openenv/Remote-v0")`` does both.
 """
 
+from pathlib import Path as _Path
+
 import gymnasium as _gym
 
 from openenv_gym import errors
@@ -27,6 +29,9 @@ __all__ = [
     "__version__",
     "errors",
 ]
+
+if not _Path(__file__).with_name("server").exists():  # a checkout, where the server is beside this folder
+    __path__.append(str(_Path(__file__).parents[1]))
 
 if "openenv/Remote-v0" not in _gym.registry:  # a reload must not warn
     _gym.register(

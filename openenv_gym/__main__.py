@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from openenv_gym.extras import missing
+
 __all__ = ["main"]
 
 
@@ -12,9 +14,10 @@ def main() -> None:
     try:
         from openenv_gym.cli import app
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("openenv_gym"):
+        told = missing(error, "server,sb3")
+        if told is error:
             raise
-        print(f"openenv-gym: {error.name} is missing: pip install 'openenv-gym[server,sb3]'", file=sys.stderr)
+        print(f"openenv-gym: {told}", file=sys.stderr)
         sys.exit(2)
     app()
 

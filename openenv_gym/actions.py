@@ -70,13 +70,19 @@ def check_actions(space: gym.Space[Any], actions: Any, num_envs: int) -> list[Le
         ActionError: for a wrong number or shape, or NaN. It is a ``ValueError``.
         TypeError: for something that can't be iterated over, or has another structure than the space.
     """
-    return [_check_leaf(leaf, _pick_action(actions, leaf.path), num_envs) for leaf in leaves(space)]
+    return [_check_leaf(leaf, _pick_action(actions, leaf.path, num_envs), num_envs) for leaf in leaves(space)]
 
 
-def _pick_action(actions: Any, path: tuple[str | int, ...]) -> Any:
+def _pick_action(actions: Any, path: tuple[str | int, ...], num_envs: int) -> Any:
     for key in path:
         if not isinstance(actions, dict if isinstance(key, str) else (tuple, list)):
-            raise TypeError(f"Unable to iterate over the following elements: {actions!r} (no {key!r} in it)")
+            values = f"array of {num_envs}, …"
+            form = f"a Dict space are one dict of arrays: {{{key!r}: {values}}}"
+            if not isinstance(key, str):
+                form = f"a Tuple space are one tuple of arrays: ({values})"
+            raise TypeError(
+                f"Unable to iterate over the following elements: {actions!r} (no {key!r} in it); the actions of {form}"
+            )
         try:
             actions = actions[key]  # type: ignore[index]  # a str for a dict, an int for a sequence
         except (KeyError, IndexError):
@@ -92,9 +98,9 @@ def _check_leaf(leaf: Leaf, values: Any, num_envs: int) -> LeafValues:
         elif isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
             values = list(values)
         else:
-            raise TypeError(f"Unable to iterate over the following elements: {values!r}")
+            raise _no_sequence(values, num_envs)
     if isinstance(values, np.ndarray) and values.ndim == 0:
-        raise TypeError(f"Unable to iterate over the following elements: {values!r}")
+        raise _no_sequence(values, num_envs)
     if len(values) != num_envs:
         raise ActionError(f"{len(values)} actions{where} for {num_envs} envs")
     if not isinstance(values, np.ndarray):
@@ -106,6 +112,13 @@ def _check_leaf(leaf: Leaf, values: Any, num_envs: int) -> LeafValues:
     if _holds_nan(values):
         raise ActionError(f"the action{where} of env {int(np.argwhere(np.isnan(values))[0][0])} holds NaN")
     return list(values) if values.dtype.kind not in "biufc" else values
+
+
+def _no_sequence(values: Any, num_envs: int) -> TypeError:
+    """Gymnasium's error, with what is missing."""
+    return TypeError(
+        f"Unable to iterate over the following elements: {values!r}; pass one action for each of the {num_envs} env(s)"
+    )
 
 
 def _check_one(leaf: Leaf, value: Any, row: int, where: str) -> None:
@@ -172,9 +185,20 @@ class ActionReader:
         Raises:
             RemoteProtocolError: if the batch doesn't fit.
         """
+        return self._rows([list(column) for column in self._columns(batch, count)], count)
+
+    def read_plain(self, batch: Batch, count: int) -> list[Any]:
+        """The same, with Python's numbers and lists in the place of numpy's.
+
+        Raises:
+            RemoteProtocolError: if the batch doesn't fit.
+        """
         columns = self._columns(batch, count)
+        return self._rows([c.tolist() if isinstance(c, np.ndarray) else c for c in columns], count)
+
+    def _rows(self, columns: list[list[Any]], count: int) -> list[Any]:
         if self._is_flat:
-            return list(columns[0])
+            return columns[0]
         rows = zip(*columns, strict=True) if columns else [()] * count  # an empty Dict has no leaves
         return [self._build(row) for row in rows]
 

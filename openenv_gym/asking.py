@@ -49,6 +49,6 @@ def setting(name: str, values: Sequence[Any], *, force: bool = True) -> Ask:
     return lambda slots, rows: Set(0, slots, name, [packed[row] for row in rows], force)
 
 
-def rendering() -> Ask:
-    """Render."""
-    return lambda slots, _: Render(0, slots)
+def rendering(*, png: bool = False) -> Ask:
+    """Render; ``png`` asks for frames as PNG files."""
+    return lambda slots, _: Render(0, slots, png)

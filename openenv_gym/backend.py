@@ -11,12 +11,13 @@ from pydantic import SecretStr
 
 from openenv_gym.errors import OptionError
 from openenv_gym.local import LocalServer
+from openenv_gym.loop import settle
 from openenv_gym.options import RemoteOptions
 from openenv_gym.pool import Pool, close_all
 
 __all__ = ["Backend"]
 
-_EXIT_S: Final = 1.0
+_EXIT_S: Final = 3.0
 _open: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 
@@ -31,6 +32,7 @@ class Backend:
         workers: processes of that server; None for one.
         autoreset_mode: the ``AutoresetMode`` that a vector env on the server shall have; None where none would do.
         typed: have Discrete observations in the types that the envs give them.
+        varied: let the bounds of the envs' observation spaces differ.
 
     Attributes:
         options: the options.
@@ -52,7 +54,10 @@ class Backend:
         workers: int | None = None,
         autoreset_mode: str | None = None,
         typed: bool = False,
+        varied: bool = False,
     ) -> None:
+        if not hasattr(num_envs, "__index__"):
+            raise OptionError(f"num_envs must be an integer, not {num_envs!r}")
         if num_envs < 1:
             raise OptionError(f"num_envs must be at least 1, not {num_envs}")
         if local is not None and options.base_url is not None:
@@ -70,7 +75,7 @@ class Backend:
                 options = options.model_copy(
                     update={"base_url": self.server.url, "token": SecretStr(self.server.token)}
                 )
-            self.pool = Pool(options.pool_settings(num_envs, autoreset_mode, typed=typed))
+            self.pool = Pool(options.pool_settings(num_envs, autoreset_mode, typed=typed, varied=varied))
         except BaseException:
             if self.server is not None:
                 self.server.close()
@@ -101,8 +106,9 @@ class Backend:
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Tell the servers of envs that nobody closed, or they would hold their slots for the grace time."""
+    """Tell the servers of envs that nobody closed, or they would hold their slots: for the grace time, or for ever."""
     left = list(_open)
     close_all([backend.pool for backend in left], _EXIT_S)
+    settle(_EXIT_S)  # what was dropped, or interrupted while it opened, just before
     for backend in left:
         backend.close()

@@ -25,16 +25,18 @@ from openenv_gym.errors import (
     MessageTooLarge,
     OpenEnvGymError,
     ProtocolError,
+    RemoteProtocolError,
     SessionLost,
     SpaceError,
     TransportError,
     remote_env_error,
 )
 from openenv_gym.link import Deliver, FrameConnection
-from openenv_gym.messages import SUBPROTOCOL, WINDOW, Close, Failed, Hello, Request, Reset, Welcome
+from openenv_gym.messages import SUBPROTOCOL, WINDOW, Close, Failed, Hello, Received, Reply, Request, Reset, Welcome
+from openenv_gym.outage import Outage
 from openenv_gym.protocol import ClientProtocol
 from openenv_gym.retry import insist, reason_of
-from openenv_gym.spaces import build, same
+from openenv_gym.spaces import build, restore_generators, same
 from openenv_gym.traffic import Traffic
 
 __all__ = ["BatchLink"]
@@ -62,6 +64,7 @@ class BatchLink:
         self.slots = hello.num_envs
         self.counters = {"reconnects": 0, "sessions_lost": 0}
         self.notes: list[str] = []
+        self.outages: list[Outage] = []
         self.traffic = Traffic()
         self._target = target
         self._hello = hello
@@ -69,7 +72,9 @@ class BatchLink:
         self._protocol = ClientProtocol()
         self._connection: FrameConnection | None = None
         self._waiting: dict[int, Deliver] = {}
-        self._gone: OpenEnvGymError | None = None
+        self._gone: SessionLost | None = None
+        self.loss: SessionLost | None = None
+        self._forgotten = False  # whether the server said that it has no such session
         self._closing = False
         self._resuming: asyncio.Task[None] | None = None
         self._reopening: asyncio.Task[None] | None = None
@@ -92,13 +97,25 @@ class BatchLink:
             ProtocolError: if the peer doesn't keep to the protocol.
         """
         connection = connection or await self._dial(anew=True)
+        self._forgotten = False
         self._protocol = ClientProtocol()
         await self._handshake(connection, self._protocol.hello(self._hello))
         welcome = self.welcome
         self.observation_space: gym.Space[Any] = build(welcome.observation_space)
+        self.observation_spaces = self._each_space(welcome)
         self.action_space: gym.Space[Any] = build(welcome.action_space)
+        if welcome.generators is not None:
+            restore_generators(self.action_space, welcome.generators)
         self.metadata: dict[str, Any] = {key: unpack(value) for key, value in welcome.metadata.items()}
         self.env_name = welcome.env
+
+    def _each_space(self, welcome: Welcome) -> list[gym.Space[Any]]:
+        described = welcome.observation_spaces
+        if described is None:
+            return [self.observation_space] * self.slots
+        if len(described) != self.slots:
+            raise RemoteProtocolError(f"{len(described)} observation spaces came for {self.slots} envs")
+        return [build(description) for description in described]
 
     @property
     def welcome(self) -> Welcome:
@@ -135,7 +152,7 @@ class BatchLink:
             self._leave(connection)
         return frames
 
-    def _answered(self, frame: bytes) -> list[bytes] | None:
+    def _answered(self, frame: Received) -> list[bytes] | None:
         frames = self._protocol.answer(frame)
         if not isinstance(frames, Failed):
             return frames
@@ -147,6 +164,7 @@ class BatchLink:
         if failed.code == "CAPACITY_REACHED":
             return CapacityError(self.url, failed.facts.get("active"), failed.facts.get("maximum"), self.slots)
         if failed.code == "SESSION_EXPIRED":
+            self._forgotten = True
             return SessionLost(self.url, failed.message)
         if failed.code == "SPACE_ERROR":
             return SpaceError(f"{self.url}: {failed.message}")
@@ -161,11 +179,24 @@ class BatchLink:
         if isinstance(request, Reset) and len(self._protocol.pending) >= WINDOW:
             self._lose(SessionLost(self.url, f"{WINDOW} replies are late"))
         if self._gone is None:
-            self._send(request, deliver)
+            self._send(request, self._or_anew(request, deliver) if isinstance(request, Reset) else deliver)
         elif isinstance(request, Reset):
             self._reopening = self._background(self._reopen(request, deliver, self._reopening))
         else:
             deliver(self._gone)
+
+    def _or_anew(self, request: Reset, deliver: Deliver) -> Deliver:
+        """Reset new envs instead, where the server has lost the session: of those that it is for, nothing is needed."""
+
+        def take(reply: Reply | Exception) -> None:
+            if isinstance(reply, SessionLost) and self._forgotten:
+                if request.slots is None or len(request.slots) == self.slots:
+                    self.notes.append(f"{reply}; this happened between two episodes")
+                self._reopening = self._background(self._reopen(request, deliver, self._reopening))
+            else:
+                deliver(reply)
+
+        return take
 
     def _send(self, request: Request, deliver: Deliver) -> None:
         try:
@@ -178,7 +209,7 @@ class BatchLink:
         if self._connection is not None:
             self._connection.write(frame)
 
-    def _take(self, frame: bytes) -> None:
+    def _take(self, frame: Received) -> None:
         self.traffic.received(frame)
         try:
             reply = self._protocol.receive(frame)
@@ -186,6 +217,7 @@ class BatchLink:
             self._lose(error)
             return
         if isinstance(reply, Failed) and reply.code == "SESSION_EXPIRED":
+            self._forgotten = True
             self._lose(SessionLost(self.url, reply.message))  # what waits for this reply is told there
         elif reply is not None:
             self._waiting.pop(reply.id)(self._failed(reply) if isinstance(reply, Failed) else reply)
@@ -249,7 +281,7 @@ class BatchLink:
     async def _resume(self, error: OpenEnvGymError) -> None:
         limit_s = min(self.welcome.grace_s, self._reconnect_timeout_s)
         try:
-            await insist(self._redial, limit_s, self.url, error)
+            await insist(self._redial, limit_s, self.url, error, outages=self.outages)
             self.counters["reconnects"] += 1
         except SessionLost as final:
             self._lose(SessionLost(self.url, f"{final.reason}, after {reason_of(error)}"))
@@ -272,7 +304,7 @@ class BatchLink:
 
     async def _reopen(self, request: Reset, deliver: Deliver, before: asyncio.Task[None] | None) -> None:
         """Open a new session, unless that was done ``before``, and reset its envs."""
-        spaces = (self.observation_space, self.action_space)
+        spaces = (self.observation_spaces, self.action_space)
 
         async def attempt() -> None:
             await self.open()
@@ -281,7 +313,8 @@ class BatchLink:
             if before is not None:
                 await asyncio.wait([before])
             if self._gone is not None:
-                await insist(attempt, self._reconnect_timeout_s, self.url, self._gone)
+                limit_s, outages = self._reconnect_timeout_s, self.outages
+                await insist(attempt, limit_s, self.url, self._gone, outages=outages, anew=True)
                 self._keep(*spaces)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
             self._lose(error)
@@ -292,19 +325,22 @@ class BatchLink:
         else:
             self._send(request, deliver)
 
-    def _keep(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+    def _keep(self, observation_spaces: list[gym.Space[Any]], action_space: gym.Space[Any]) -> None:
         """Refuse a new session with other spaces than the one before."""
-        kept = same(self.observation_space, observation_space) and same(self.action_space, action_space)
-        self.observation_space, self.action_space = observation_space, action_space
+        kept = same(self.action_space, action_space) and all(map(same, self.observation_spaces, observation_spaces))
+        self.observation_spaces, self.action_space = observation_spaces, action_space
+        self.observation_space = observation_spaces[0]
         if not kept:
             raise SessionLost(self.url, "the server there now has other spaces")
 
     def _lose(self, error: Exception) -> None:
         """Give the session up: what waits gets the error, and only a reset goes on, with a new session."""
+        gone = error if isinstance(error, SessionLost) else SessionLost(self.url, reason_of(error))
+        gone.__cause__ = error if error is not gone else None
         if self._gone is None:
             self.counters["sessions_lost"] += 1
-        self._gone = error if isinstance(error, SessionLost) else SessionLost(self.url, reason_of(error))
-        self._gone.__cause__ = error if error is not self._gone else None
+            self.loss = gone
+        self._gone = gone
         self._protocol.close()
         if self._resuming is not None:
             self._resuming.cancel()

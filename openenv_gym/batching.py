@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -22,7 +22,10 @@ from openenv_gym.leaf_values import MISFITS, LeafValues, array_of, restored, res
 from openenv_gym.messages import Array, Batch, Values
 from openenv_gym.spaces import Leaf, leaf_dtype, leaf_shape, leaves, path_name
 
-__all__ = ["BatchReader", "BatchWriter", "Part", "assemble", "batch_of", "cast_exactly", "pick", "rows_of"]
+__all__ = ["BatchReader", "BatchWriter", "Part", "assemble", "batch_of", "cast_exactly", "pick", "rows_of", "wrapped"]
+
+_PYTHONS: Final = {np.float64: float, np.int64: int, np.bool_: bool}
+"""Python's type of the numbers of a dtype."""
 
 Part: TypeAlias = "tuple[slice | Sequence[int], Batch]"
 """Some rows of a vector env, and their values."""
@@ -97,11 +100,17 @@ class BatchWriter:
 
     def batch(self, positions: int | list[int]) -> Batch:
         """The first so many positions, or the listed ones; the arrays may be views, valid until the next write."""
+        return [wrapped(column) for column in self.columns(positions)]
+
+    def columns(self, positions: int | list[int]) -> list[LeafValues]:
+        """The same, not yet as a batch; values in lists are packed."""
         rows = slice(0, positions) if isinstance(positions, int) else positions
-        return [
-            Array.of(column[rows]) if isinstance(column, np.ndarray) else Values(taken(column, rows))
-            for column in self._columns
-        ]
+        return [column[rows] if isinstance(column, np.ndarray) else taken(column, rows) for column in self._columns]
+
+
+def wrapped(column: LeafValues) -> Array | Values:
+    """One leaf's arrays, or packed values, as a batch has them."""
+    return Array.of(column) if isinstance(column, np.ndarray) else Values(column)
 
 
 def batch_of(found: Sequence[Leaf], batched: Any, count: int, rows: Sequence[int] | None = None) -> Batch:
@@ -153,14 +162,46 @@ def _leaf_writer(leaf: Leaf, column: LeafValues) -> Callable[[int, Any], None]:
             column[position] = pack(value, path or "observation")
 
         return write_value
+    path = path_name(leaf.path)
+    return _array_writer(column, path) if leaf_shape(leaf.space) else _number_writer(column, path)
+
+
+def _array_writer(column: NDArray[Any], path: str) -> Callable[[int, Any], None]:
     shape, wanted = column.shape[1:], column.dtype
     rows = [column[position, ...] for position in range(len(column))]  # views, which are quicker than an index
 
     def write(position: int, value: Any) -> None:
-        if type(value) is np.ndarray and value.dtype == wanted and value.shape == shape:
+        if type(value) is list:
+            value = _array_or_list(value)
+        if type(value) is np.ndarray and (value.dtype is wanted or value.dtype == wanted) and value.shape == shape:
             rows[position][...] = value
         else:
-            rows[position][...] = cast_exactly(value, wanted, shape, path_name(leaf.path))
+            rows[position][...] = cast_exactly(value, wanted, shape, path)
+
+    return write
+
+
+def _array_or_list(value: list[Any]) -> Any:
+    try:
+        array = np.array(value)
+    except ValueError:  # ragged, as `cast_exactly` will say
+        return value
+    return array if array.dtype.kind in "biuf" else value
+
+
+def _number_writer(column: NDArray[Any], path: str) -> Callable[[int, Any], None]:
+    wanted = column.dtype
+    exact = (wanted.type, _PYTHONS.get(wanted.type))
+
+    def write(position: int, value: Any) -> None:
+        if type(value) in exact:
+            try:
+                column[position] = value
+            except OverflowError:  # as `cast_exactly` will say
+                pass
+            else:
+                return
+        column[position] = cast_exactly(value, wanted, (), path)
 
     return write
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,9 +73,9 @@ class Bench:
 
 
 @contextlib.contextmanager
-def local_envs(env_id: str, num_envs: int) -> Iterator[list[VectorEnv[Any, Any, Any]]]:
-    """Gymnasium's own vector envs over a registered env; subprocesses are forked here, so open sockets later."""
-    makers = [functools.partial(gym.make, env_id)] * num_envs
+def local_envs(make: Callable[[], gym.Env[Any, Any]], num_envs: int) -> Iterator[list[VectorEnv[Any, Any, Any]]]:
+    """Gymnasium's own vector envs over what `make` gives; subprocesses are forked here, so open sockets later."""
+    makers = [make] * num_envs
     with contextlib.ExitStack() as stack:
         envs: list[VectorEnv[Any, Any, Any]] = []
         for kind in (SyncVectorEnv, AsyncVectorEnv):

@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 from openenv_gym.bench import Bench
 from openenv_gym.stats import WHOLE
 
-__all__ = ["draw"]
+__all__ = ["check_format", "draw"]
 
 _BINS: Final = 100
 """More would be thinner than what can be seen; each shows the means of its steps, which add up as the steps do."""
+
+
+def check_format(out: Path) -> None:
+    """Raise `ValueError` for a file whose ending names no format that matplotlib knows; none at all is PNG."""
+    known = Figure().canvas.get_supported_filetypes()
+    if out.suffix and out.suffix[1:].lower() not in known:
+        raise ValueError(f"{out.name} can't be drawn; the endings are {', '.join(sorted(known))}")
 
 
 def draw(bench: Bench, samples: Mapping[str, NDArray[np.float64]], out: Path) -> None:
@@ -28,7 +35,6 @@ def draw(bench: Bench, samples: Mapping[str, NDArray[np.float64]], out: Path) ->
         out: the file; its ending says the format.
 
     Raises:
-        ValueError: for a format that matplotlib doesn't know.
         OSError: if the file can't be written.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")

@@ -15,11 +15,18 @@ import warnings
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from openenv_gym.dial import Target, default_url, websocket_url
-from openenv_gym.errors import OpenEnvGymError, RemoteEnvError, ReplyTimeout
-from openenv_gym.json_channel import JsonChannel
+from openenv_gym.errors import (
+    LocalProtocolError,
+    OpenEnvGymError,
+    RemoteEnvError,
+    RemoteProtocolError,
+    ReplyTimeout,
+    batch_error,
+)
+from openenv_gym.json_channel import JsonChannel, reported
 from openenv_gym.sync_client import SyncEnvClient
 
 if TYPE_CHECKING:
@@ -59,6 +66,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     Override ``_step_payload``, ``_parse_result`` and ``_parse_state`` to work with typed actions, observations and
     states; by default they are dicts, and an action may also be a pydantic model.
+
+    A session has one env, or on our servers several, with ``query={"num_envs": "3"}``; these are reset, stepped and
+    asked together, with `batch_reset`, `batch_step` and `batch_state`.
 
     Args:
         base_url: ``http(s)://`` or ``ws(s)://``; None takes ``$OPENENV_BASE_URL``, else ``http://localhost:8000``.
@@ -102,6 +112,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             websocket_ping_interval_s,
             websocket_ping_timeout_s,
         )
+        count = parse_qs(urlsplit(url).query).get("num_envs", ["1"])[-1]
+        self._count = int(count) if count.isdecimal() else 1  # the server says what is wrong with another one
         self._message_timeout_s = message_timeout_s
         self._start_over()
 
@@ -162,12 +174,28 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             RemoteEnvError: for an error that the server reports; it is a ``RuntimeError``.
             ReplyTimeout: after ``message_timeout_s``; it is an ``asyncio.TimeoutError``.
+            LocalProtocolError: if the session has several envs.
+        """
+        self._check_single("reset")
+        (result,) = await self.batch_reset(**kwargs)
+        return result
+
+    async def batch_reset(self, **kwargs: Any) -> list[StepResult[ObsT]]:
+        """Start an episode in each of the session's envs, or in those that ``envs=[0, 2]`` names.
+
+        A ``seed`` is the first env's, and each further env gets the next higher one.
+
+        Returns:
+            one result for each env that was reset.
+
+        Raises:
+            RemoteEnvError: as `reset`, or `BatchError` if several envs failed; the others were reset.
         """
         async with self._turn():
             await self._connect()
-            data = await self._ask("reset", kwargs)
+            results = self._each(await self._ask("reset", kwargs))
             self._lost = None
-            return self._parse_result(data)
+            return [self._parse_result(result) for result in results]
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Take a step.
@@ -176,7 +204,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             RemoteEnvError: for an error that the server reports; it is a ``RuntimeError``.
             ReplyTimeout: after ``message_timeout_s``; it is an ``asyncio.TimeoutError``, and a reset is needed then.
             SessionLost: if the episode is gone; it is a ``ConnectionError``, and a reset is needed.
+            LocalProtocolError: if the session has several envs.
         """
+        self._check_single("step")
         async with self._turn():
             await self._go_on()
             return self._parse_result(await self._ask("step", self._step_payload(action)))
@@ -184,26 +214,58 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def batch_step(self, actions: Sequence[ActT]) -> list[StepResult[ObsT]]:
         """Take several steps in one message.
 
-        With one env on the connection the actions are taken in turn, until the episode ends. With ``?num_envs=N``
-        each env takes one of N actions. A server that knows no ``batch_step`` gets one message for each action.
+        With one env the actions are taken in turn, until the episode ends; with several, each takes one action. A
+        server that knows no ``batch_step`` gets one message for each action.
 
         Returns:
             one result for each step that was taken.
+
+        Raises:
+            RemoteEnvError: for what an env raised, or `BatchError` if several did. The steps before it, and those of
+                the other envs, were taken.
         """
         async with self._turn():
             await self._go_on()
             payloads = [self._step_payload(action) for action in actions]
             if self._batches:
                 try:
-                    data = await self._ask("batch_step", {"actions": payloads})
-                    return [self._parse_result(result) for result in data["results"]]
+                    results = self._checked((await self._ask("batch_step", {"actions": payloads}))["results"])
+                    return [self._parse_result(result) for result in results]
                 except RemoteEnvError as error:
                     if error.code != "UNKNOWN_TYPE":
                         raise
+                if self._count > 1:
+                    raise self._has_one()
                 self._batches = False
                 text = f"{self._target.url} knows no batch_step: it is sent one message for each action"
                 warnings.warn(text, stacklevel=2)
             return await self._one_by_one(payloads)
+
+    def _each(self, data: dict[str, Any]) -> list[dict[str, Any]]:
+        """The data of each env in a reply."""
+        if self._count == 1:
+            return [data]
+        if "results" not in data:
+            raise self._has_one()
+        return self._checked(data["results"])
+
+    def _checked(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The results, unless one stands for a failure: then that is raised. Of one env it is the last."""
+        errors: dict[int, Exception] = {
+            number: reported(self._target, result["error"], number if self._count > 1 else None)
+            for number, result in enumerate(results)
+            if "error" in result
+        }
+        if errors:
+            raise batch_error(errors) if len(errors) > 1 else next(iter(errors.values()))
+        return results
+
+    def _check_single(self, call: str) -> None:
+        if self._count > 1:
+            raise LocalProtocolError(f"the session has num_envs={self._count}: call batch_{call} instead of {call}")
+
+    def _has_one(self) -> RemoteProtocolError:
+        return RemoteProtocolError(f"{self._target.url} has one env for each session: leave out num_envs")
 
     async def _one_by_one(self, payloads: list[dict[str, Any]]) -> list[StepResult[ObsT]]:
         results: list[StepResult[ObsT]] = []
@@ -215,10 +277,16 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def state(self) -> StateT:
         """The env's state, such as ``episode_id`` and ``step_count``."""
+        self._check_single("state")
+        (state,) = await self.batch_state()
+        return state
+
+    async def batch_state(self) -> list[StateT]:
+        """The state of each of the session's envs."""
         async with self._turn():
             if not self._connected:
                 await self._connect()
-            return self._parse_state(await self._ask("state", None))
+            return [self._parse_state(state) for state in self._each(await self._ask("state", None))]
 
     async def new_session(self) -> Self:
         """A connected client of the same kind with a session of its own, closed together with this one."""

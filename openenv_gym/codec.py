@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from openenv_gym import messages
 from openenv_gym.errors import RemoteProtocolError
-from openenv_gym.messages import Array, Message, Opening, Reply, Request, Resumed, Since, Welcome
+from openenv_gym.messages import Array, Message, Opening, Received, Reply, Request, Resumed, Since, Welcome
 
 __all__ = [
     "MAX_DEPTH",
@@ -299,14 +299,14 @@ _UNPACKERS: dict[int, Callable[[Any, int], Any]] = {
 # ----------------------------------------------------------------------------------------------- decode
 
 
-def _decode(frame: bytes, type_: Any) -> Any:
+def _decode(frame: Received, type_: Any) -> Any:
     try:
-        return _decoder(type_)(frame)
+        return _decoder(type_)(memoryview(frame).toreadonly())  # as arrays that are views of it must be
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed frame: {error}") from None
 
 
-def decode_opening(frame: bytes) -> Opening:
+def decode_opening(frame: Received) -> Opening:
     """Decode a connection's first frame, on the server.
 
     Raises:
@@ -316,7 +316,7 @@ def decode_opening(frame: bytes) -> Opening:
     return opening
 
 
-def decode_answer(frame: bytes) -> Welcome | Resumed | messages.Failed:
+def decode_answer(frame: Received) -> Welcome | Resumed | messages.Failed:
     """Decode the answer to the first frame, on the client.
 
     Raises:
@@ -326,7 +326,7 @@ def decode_answer(frame: bytes) -> Welcome | Resumed | messages.Failed:
     return answer
 
 
-def decode_request(frame: bytes) -> Request:
+def decode_request(frame: Received) -> Request:
     """Decode a request, on the server.
 
     Raises:
@@ -336,7 +336,7 @@ def decode_request(frame: bytes) -> Request:
     return request
 
 
-def decode_reply(frame: bytes) -> Reply:
+def decode_reply(frame: Received) -> Reply:
     """Decode a reply, on the client.
 
     Raises:

@@ -38,6 +38,8 @@ from openenv_gym.errors import (
 __all__ = ["DEFAULT_URL", "SCHEMES", "Target", "default_url", "dial", "lost", "websocket_url"]
 
 _HARMLESS: Final = frozenset({"host", "upgrade", "connection", "user-agent"})
+_PLAIN: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
+"""What OpenSSL calls an answer that isn't TLS."""
 _wire: Final = logging.getLogger(f"{__name__}.wire")
 """What the websockets library says of the connections, such as each frame, at the level DEBUG."""
 
@@ -65,7 +67,7 @@ def websocket_url(base_url: str) -> str:
     except ValueError as error:
         raise OptionError(f"{base_url!r} isn't a URL: {error}") from None
     if parts.scheme not in SCHEMES or not host:
-        raise OptionError(f"{base_url!r} isn't a URL of a server: write it like {DEFAULT_URL} or wss://host/path")
+        raise OptionError(f"{base_url!r} isn't a URL of a server; write it like {DEFAULT_URL} or wss://host/path")
     if parts.username is not None or parts.password is not None:  # it would show in every error and repr
         raise OptionError("a URL is no place for a password: pass token=... or headers=...")
     path = parts.path.rstrip("/")
@@ -161,8 +163,11 @@ async def dial(
     Raises:
         ConnectFailed: if nothing listens there, the name is unknown, TLS fails, or the handshake takes too long.
         NotAWebSocket: if what answers isn't a WebSocket endpoint.
-        Unauthorized: if the token is refused.
+        Unauthorized: if the token is refused, or there is none, or perhaps no WebSocket endpoint.
+        OptionError: if there are TLS settings for a URL without TLS.
     """
+    if target.ssl is not None and not target.url.startswith("wss:"):
+        raise OptionError(f"ca_file and ssl are for https:// and wss://, and {target.url} would not be encrypted")
     # Compression costs more than it saves on loopback and datacentre networks, and can't be a bomb when it's off.
     arguments: dict[str, Any] = {"ssl": target.ssl} if target.ssl is not None else {}
     if target.is_loopback:
@@ -209,23 +214,41 @@ def _translated(target: Target, error: Exception) -> TransportError:
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return ConnectFailed(target.url, f"no answer within {target.connect_timeout_s:g} second(s)")
     if isinstance(error, InvalidStatus):
-        status = error.response.status_code
-        if status in (401, 403):
-            return Unauthorized(target.url, f"HTTP {status}")
-        if status == 503:
-            return ConnectFailed(target.url, "HTTP 503, the server is overloaded or shutting down")
-        return NotAWebSocket(target.url, f"HTTP {status}")
+        return _refused(target, error.response.status_code)
     if isinstance(error, ProxyError):
         return ConnectFailed(target.url, f"the proxy failed: {error}")
     if isinstance(error, InvalidProxy):  # its text would show the proxy's password
         return ConnectFailed(target.url, f"the proxy's URL isn't valid: {error.msg}")
     if isinstance(error, (InvalidMessage, EOFError)):
-        return NotAWebSocket(target.url, "it doesn't speak HTTP, or closed the connection at once")
+        return NotAWebSocket(target.url, _no_handshake(error, secure=target.url.startswith("wss")))
     if isinstance(error, InvalidHandshake):
         return NotAWebSocket(target.url, str(error))
     if isinstance(error, ConnectionClosed):  # before the handshake was sent
         return ConnectFailed(target.url, "the connection was closed at once")
+    if isinstance(error, ssl.SSLError) and getattr(error, "reason", None) in _PLAIN:
+        return NotAWebSocket(target.url, "it speaks no TLS: write http:// or ws://")
     return ConnectFailed(target.url, _reason(error))
+
+
+def _refused(target: Target, status: int) -> ConnectFailed:
+    if status in (401, 403):
+        given = any(name.lower() == "authorization" for name in target.all_headers())
+        return Unauthorized(target.url, f"HTTP {status}", given)
+    if status == 503:
+        return ConnectFailed(target.url, "HTTP 503, the server is overloaded or shutting down")
+    return NotAWebSocket(target.url, f"HTTP {status}")
+
+
+def _no_handshake(error: Exception, *, secure: bool) -> str:
+    """What came instead of an answer to the handshake."""
+    cause = error.__cause__ if isinstance(error, InvalidMessage) else error
+    if isinstance(cause, EOFError):
+        return "it closed the connection without an HTTP answer" + (
+            "" if secure else "; if it speaks TLS, write https://"
+        )
+    if "HTTP/1.0" in str(cause):
+        return "it speaks HTTP/1.0 only, which has no WebSockets"
+    return "it doesn't speak HTTP"
 
 
 def _reason(error: Exception) -> str:

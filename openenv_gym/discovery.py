@@ -8,7 +8,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
@@ -16,12 +16,13 @@ import gymnasium as gym
 from gymnasium import spaces
 
 from openenv_gym import openenv_sessions
+from openenv_gym.choices import Choices
 from openenv_gym.dial import Target
 from openenv_gym.errors import ConnectFailed, OpenEnvGymError, RemoteEnvError, SpaceError
-from openenv_gym.inference import Choices, Fields
+from openenv_gym.inference import Fields
 from openenv_gym.json_channel import JsonChannel
 from openenv_gym.json_form import JsonForm
-from openenv_gym.spaces import build
+from openenv_gym.spaces import build, leaf_dtype, leaf_shape, leaves
 
 __all__ = ["Discovery", "Reading", "discover", "fetch"]
 
@@ -36,6 +37,11 @@ class Reading:
     decode_observation: Callable[[dict[str, Any]], Any] | None = None
     mask_key: str | None = None
 
+    @property
+    def needs_fields(self) -> bool:
+        """Whether it has functions, which need the fields as OpenEnv's dialect has them."""
+        return self.encode_action is not None or self.decode_observation is not None
+
     def choices(self, observation_space: gym.Space[Any] | None, action_space: gym.Space[Any] | None) -> Choices:
         """The same for `openenv_gym.inference`, with the spaces."""
         return Choices(self.obs_key, self.action_key, observation_space, action_space, self.mask_key)
@@ -48,10 +54,12 @@ class Discovery:
     Attributes:
         form: how values look as JSON.
         lasting: whether sessions can outlive a broken connection.
+        metadata: the env's ``render_modes`` and ``render_fps``, which only servers of ours say.
     """
 
     form: JsonForm
     lasting: bool
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 async def discover(
@@ -79,12 +87,18 @@ async def discover(
     if described is not None:
         if observation_space is None:
             observation_space = _part(described["observation_space"], reading.obs_key)
+        taken = _part(described["action_space"], reading.action_key)
         if action_space is None:
-            action_space = _part(described["action_space"], reading.action_key)
+            action_space = taken
+        elif reading.encode_action is None:
+            _check_actions(action_space, taken)
     schema = await fetch(target, "/schema") or {}
     form = await _form(schema, reading.choices(observation_space, action_space), reading, sample)
     form = dataclasses.replace(form, gymnasium=described is not None)
-    return Discovery(form, described is None and await _keeps_sessions(target))
+    if described is None:
+        return Discovery(form, await _keeps_sessions(target))
+    about = await fetch(target, "/metadata") or {}
+    return Discovery(form, False, {name: about[name] for name in ("render_modes", "render_fps") if about.get(name)})
 
 
 async def _form(
@@ -104,12 +118,13 @@ async def _form(
         seen = await sample() if choices.observation_space is None and sample is not None else None
         # A reset may have a model of its own, but the steps' is what there will be.
         observation = choices.observation(schema.get("observation", {}), seen, schema.get("action", {}))
+    mask = choices.mask(schema.get("observation", {}), action)
     return JsonForm(
         observation,
         action,
         encode_action=reading.encode_action,
         decode_observation=reading.decode_observation,
-        mask_key=reading.mask_key,
+        mask=mask,
     )
 
 
@@ -127,6 +142,19 @@ def _part(description: Any, key: str | None) -> gym.Space[Any]:
     if not isinstance(space, spaces.Dict) or key not in space.spaces:
         raise SpaceError(f"there is no {key!r} in {space}")
     return space.spaces[key]
+
+
+def _check_actions(wanted: gym.Space[Any], taken: gym.Space[Any]) -> None:
+    """Raise `SpaceError` for actions that the env can't take for its own, rather than at the first step."""
+    known = {leaf.path: leaf for leaf in leaves(taken) if leaf.is_array}
+    for mine in leaves(wanted):
+        theirs = known.get(mine.path)
+        if not mine.is_array or theirs is None:
+            continue
+        shapes = leaf_shape(mine.space), leaf_shape(theirs.space)
+        rounded = leaf_dtype(mine.space).kind == "f" and leaf_dtype(theirs.space).kind != "f"
+        if rounded or (shapes[0] != shapes[1] and shapes != ((1,), ())):  # which stands for a number
+            raise SpaceError(f"a value of {wanted} isn't taken for one of the env's {taken}; pass encode_action=")
 
 
 async def _keeps_sessions(target: Target) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -26,11 +27,13 @@ from openenv_gym.errors import (
     OpenEnvGymError,
     OptionError,
     ProtocolVersionError,
+    RemoteEnvError,
     ReplyTimeout,
     SpaceError,
     Unauthorized,
 )
 from openenv_gym.examination import Finding, examine, look_at_spaces
+from openenv_gym.json_channel import JsonChannel
 from openenv_gym.messages import PROTOCOL_VERSION, SUBPROTOCOL, Close, Failed, Hello
 from openenv_gym.protocol import ClientProtocol
 from openenv_gym.vector_env import RemoteVecEnv
@@ -41,19 +44,23 @@ __all__ = ["diagnose"]
 _PROXIES: Final = ("nginx", "cloudflare", "envoy", "caddy", "traefik", "haproxy", "awselb", "openresty", "apache")
 _PONG_S: Final = 3.0
 _CLOSE_S: Final = 2.0
+_WITH_IT: Final = "pass the server's token with --token-env or --token-file, or set OPENENV_GYM_TOKEN"
 _UPGRADE: Final = (
     "give the address of an environment server; a proxy before it must pass on WebSockets (nginx: proxy_http_version "
     "1.1, and the headers Upgrade and Connection)"
 )
 _FIXES: Final[list[tuple[type[Exception], str, str, str]]] = [
     (OptionError, "address", "", "write it like http://localhost:8000 or wss://host/path"),
-    (Unauthorized, "token", "", "pass the server's token with --token-env or --token-file, or set OPENENV_GYM_TOKEN"),
+    (Unauthorized, "token", "", _WITH_IT),
     (NotAWebSocket, "WebSocket", "", _UPGRADE),
     (
         CapacityError,
         "capacity",
         "",
-        "close clients that are done, or raise --max-envs (max_concurrent_envs on an OpenEnv server)",
+        (
+            "close clients that are done, or raise --max-envs (max_concurrent_envs on an OpenEnv server, which keeps "
+            "the sessions of killed clients until it is restarted, unless its ConcurrencyConfig has a session_timeout)"
+        ),
     ),
     (ProtocolVersionError, "version", "", "install the same version on both sides: pip install --upgrade openenv-gym"),
     (
@@ -127,13 +134,26 @@ def diagnose(
 
 
 def _failure(error: Exception) -> Finding:
+    if isinstance(error, Unauthorized) and error.is_ambiguous:
+        return Finding(
+            "WebSocket", "error", _problem(error), f"write the server's address without a path, or {_WITH_IT}"
+        )
+    if isinstance(error, NotAWebSocket) and isinstance(error.__cause__, ssl.SSLError):
+        return Finding("TLS", "error", str(error), "write the address with http:// or ws://, or serve with --tls-cert")
     if isinstance(error.__cause__ or error, (ssl.SSLError, FileNotFoundError, PermissionError)):  # or of ca_file
         fix = "pass --ca-file with the authority that signed the server's certificate, and the name that it is for"
-        return Finding("TLS", "error", str(error), fix)
+        return Finding("TLS", "error", _problem(error), fix)
+    if isinstance(error.__cause__, socket.gaierror):
+        return Finding("reachable", "error", _problem(error), "check the host's name")
     for kind, check, before, fix in _FIXES:
         if isinstance(error, kind):
-            return Finding(check, "error", f"{before}{error}", fix)
+            return Finding(check, "error", f"{before}{_problem(error)}", fix)
     return Finding("env", "error", f"{type(error).__name__}: {error}", "please report this as a mistake of openenv-gym")
+
+
+def _problem(error: Exception) -> str:
+    """What an error says, without what it advises: the advice is the finding's fix here."""
+    return str(error).partition("; ")[0] if isinstance(error, (ConnectFailed, OptionError)) else str(error)
 
 
 def _env(target: Target, openenv: bool, limit_s: float) -> Iterator[Finding]:
@@ -147,8 +167,25 @@ def _env(target: Target, openenv: bool, limit_s: float) -> Iterator[Finding]:
         reconnect_timeout_s=0,
         on_lost="raise",
     ) as envs:
+        if openenv:
+            yield asyncio.run(_room(target))
         yield look_at_spaces(envs, openenv=openenv)
         yield from examine(envs, openenv=openenv, limit_s=limit_s)
+
+
+async def _room(target: Target) -> Finding:
+    """Whether an OpenEnv server, which doesn't say how many clients it admits, admits another one."""
+    channel = JsonChannel(target)
+    try:
+        await channel.open()  # which asks for the state, and so brings out whether there is room
+    except CapacityError:
+        fix = "raise max_concurrent_envs, for each env is a client of its own"
+        return Finding("capacity", "warning", "the server admits one client, and that is this check now", fix)
+    except RemoteEnvError:
+        pass  # it was admitted
+    finally:
+        await channel.close()
+    return Finding("capacity", "ok", "a second client is admitted")
 
 
 # ----------------------------------------------------------------------------------------------- the connection
@@ -218,7 +255,7 @@ async def _dialect(connection: ClientConnection, protocol: ClientProtocol, targe
         about = await fetch(target, "/openapi.json") or {}
         info = about.get("info") or {}
         text = f"OpenEnv's, in JSON ({info.get('title', 'no name')}, interface {info.get('version', 'unknown')})"
-        return Finding("dialect", "ok", f"{text}; this client is openenv-gym {__version__}")
+        return Finding("protocol", "ok", f"{text}; this client is openenv-gym {__version__}")
     await connection.send(protocol.hello(Hello(version=PROTOCOL_VERSION, num_envs=1)))
     frame = await asyncio.wait_for(connection.recv(), limit_s)
     answer = protocol.answer(frame if isinstance(frame, bytes) else frame.encode())
@@ -228,7 +265,7 @@ async def _dialect(connection: ClientConnection, protocol: ClientProtocol, targe
         raise OpenEnvGymError(f"{answer.message} ({answer.code})")
     assert protocol.welcome is not None
     text = f"{SUBPROTOCOL}, binary, version {PROTOCOL_VERSION}: {protocol.welcome.server} serves {protocol.welcome.env}"
-    return Finding("dialect", "ok", f"{text}; this client is openenv-gym {__version__}")
+    return Finding("protocol", "ok", f"{text}; this client is openenv-gym {__version__}")
 
 
 async def _capacity(target: Target) -> Finding | None:
@@ -284,7 +321,7 @@ def _proxy(connection: ClientConnection) -> Finding:
     said = f"{headers.get('server', '')} {headers.get('via', '')}".lower()
     found = next((name for name in _PROXIES if name in said), "a proxy" if "via" in headers else None)
     if found is None:
-        return Finding("proxy", "ok", "none shows itself")
+        return Finding("proxy", "ok", "none is named in the server's answer")
     return Finding(
         "proxy",
         "warning",

@@ -11,9 +11,10 @@ from openenv_gym.actions import check_actions, gather_actions
 from openenv_gym.asking import Ask, calling, getting, rendering, setting
 from openenv_gym.backend import Backend
 from openenv_gym.errors import RemoteEnvError
+from openenv_gym.notices import warn
 from openenv_gym.options import RemoteOptions
-from openenv_gym.rendering import METADATA, check_render_mode, metadata_here
-from openenv_gym.rollout import Rollout, warn
+from openenv_gym.rendering import METADATA, NO_FRAMES, check_render_mode, metadata_here
+from openenv_gym.rollout import Rollout
 from openenv_gym.specs import without_secrets, without_type_errors
 
 if TYPE_CHECKING:
@@ -121,7 +122,10 @@ class RemoteEnv(gym.Env[Any, Any]):
     def render(self) -> Any:
         """The env's current frame, in ``render_mode``."""
         self._assert_open()
-        return self._ask(rendering(), "render")
+        frame = self._ask(rendering(png=self.options.png), "render")
+        if frame is None and self.render_mode is None:
+            self.rollout.notices.tell(NO_FRAMES)
+        return self.options.frame_of(frame)
 
     @property
     def spec(self) -> EnvSpec | None:

@@ -6,7 +6,7 @@
     ├─ TransportError
     │  ├─ ConnectFailed (ConnectionError)        no connection could be made
     │  │  ├─ NotAWebSocket                       something answered, but not a WebSocket endpoint
-    │  │  ├─ Unauthorized                        the token was refused
+    │  │  ├─ Unauthorized                        the token was refused, or there was none
     │  │  └─ CapacityError                       the server has no room for that many envs
     │  ├─ ConnectionLost (ConnectionError)       a working connection broke
     │  │  └─ SessionLost                         … and the episodes behind it are gone
@@ -38,7 +38,8 @@ import functools
 import multiprocessing
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import gymnasium.error
 
@@ -112,12 +113,33 @@ class NotAWebSocket(ConnectFailed):
 
 
 class Unauthorized(ConnectFailed):
-    """Raised when the server refuses the token."""
+    """Raised when the server refuses the token, or wants one and there is none, or (HTTP 403) perhaps has no such path.
+
+    Attributes:
+        given: whether there was a token.
+    """
+
+    def __init__(self, url: str, reason: str, given: bool = True) -> None:
+        super().__init__(url, reason)
+        self.args = (url, reason, given)
+        self.given = given
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the path may be wrong instead: web frameworks answer 403 to a WebSocket for a path without one."""
+        return self.reason == "HTTP 403"
 
     def __str__(self) -> str:
-        return (
-            f"{self.url} refused the token ({self.reason}); pass token=… or set OPENENV_GYM_TOKEN to the server's token"
-        )
+        advice = "pass token=… or set OPENENV_GYM_TOKEN to the server's token"
+        if self.is_ambiguous:
+            token = "it refused the token" if self.given else "it needs a token"
+            return (
+                f"{self.url} refused the connection ({self.reason}): there is no WebSocket endpoint at "
+                f"{urlsplit(self.url).path}, or {token}; leave the path away from the server's URL, or {advice}"
+            )
+        if not self.given:
+            return f"{self.url} needs a token, and none was given ({self.reason}); {advice}"
+        return f"{self.url} refused the token ({self.reason}); {advice}"
 
 
 class CapacityError(ConnectFailed):
@@ -126,22 +148,33 @@ class CapacityError(ConnectFailed):
     Attributes:
         active: envs that the server holds now, or None where it doesn't say.
         maximum: envs that it admits, or None where it doesn't say.
-        requested: envs that were asked for on this connection.
+        requested: envs that were asked for.
+        keeps_sessions: whether sessions of clients that were killed may be among them, as on an OpenEnv server.
     """
 
-    def __init__(self, url: str, active: int | None, maximum: int | None, requested: int) -> None:
+    def __init__(
+        self, url: str, active: int | None, maximum: int | None, requested: int, keeps_sessions: bool = False
+    ) -> None:
         super().__init__(url, "capacity reached")
-        self.args = (url, active, maximum, requested)
+        self.args = (url, active, maximum, requested, keeps_sessions)
+        self.keeps_sessions = keeps_sessions
         self.active = active
         self.maximum = maximum
         self.requested = requested
 
     def __str__(self) -> str:
+        if self.maximum is not None and self.requested > self.maximum:
+            return (
+                f"{self.url} admits {self.maximum} env(s) at a time, and {self.requested} were asked for; raise "
+                "--max-envs (max_concurrent_envs on an OpenEnv server) or ask for fewer envs"
+            )
         known = self.active is not None and self.maximum is not None
         used = f"{self.active} of {self.maximum} are in use" if known else "it is full"
+        kept = "; an OpenEnv server without session_timeout keeps sessions of killed clients until it is restarted"
         return (
             f"{self.url} has no room for {self.requested} more env(s): {used}; "
             "raise --max-envs (max_concurrent_envs on an OpenEnv server) or ask for fewer envs"
+            f"{kept if self.keeps_sessions else ''}"
         )
 
 
@@ -277,10 +310,7 @@ class RemoteEnvError(OpenEnvGymError, RuntimeError):
         return remote_env_error, self.args
 
     def __str__(self) -> str:
-        where = "the server" if self.env_index is None else f"env {self.env_index}"
-        what = f"{self.type}: {self.message}" if self.type else self.message
-        text = f"{where} reported {what} (code: {self.code})"
-        return f"{text}\n\nRemote traceback:\n{self.traceback}" if self.traceback else text
+        return _report(self, [] if self.env_index is None else [self.env_index])
 
 
 class ToolError(RemoteEnvError):
@@ -334,7 +364,11 @@ class BatchError(OpenEnvGymError, RuntimeError):
         return batch_error, self.args
 
     def __str__(self) -> str:
-        return f"{len(self.failures)} envs failed: " + "; ".join(str(e) for e in self.failures.values())
+        alike: dict[str, list[int]] = {}
+        for row, error in self.failures.items():
+            alike.setdefault(_report(error, []), []).append(row)
+        reports = [_report(self.failures[rows[0]], rows) for rows in alike.values()]
+        return f"{len(self.failures)} envs failed: " + "; ".join(reports)
 
 
 class FactoryError(OpenEnvGymError, RuntimeError):
@@ -349,6 +383,11 @@ class FactoryError(OpenEnvGymError, RuntimeError):
         self.args = (env, reason)
         self.env = env
         self.reason = reason
+
+    @classmethod
+    def told(cls, env: str, text: str) -> FactoryError:
+        """The error for what another process says, which is often the text of such an error already."""
+        return cls(env, text.removeprefix(str(cls(env, ""))))
 
     def __str__(self) -> str:
         return f"can't create the environment {self.env!r}: {self.reason}"
@@ -452,6 +491,20 @@ def _subclass(base: type[Exception], prefix: str, name: str) -> Any:
     if issubclass(base, known):
         return base
     return type(f"{prefix}{name}", (base, known), {"__module__": __name__})
+
+
+_LACKING: Final = frozenset({"DependencyNotInstalled", "ModuleNotFoundError"})
+
+
+def _report(error: Exception, envs: list[int]) -> str:
+    """An error's text, for the envs that it happened to; none for the server."""
+    if not isinstance(error, RemoteEnvError):
+        return str(error)
+    where = f"env {ranges(envs)}" if envs else "the server"
+    what = f"{error.type}: {error.message}" if error.type else error.message
+    at_fault = "; the server's machine lacks it" if error.type in _LACKING else ""
+    text = f"{where} reported {what} (code: {error.code}){at_fault}"
+    return f"{text}\n\nRemote traceback:\n{error.traceback}" if error.traceback else text
 
 
 def ranges(indices: Iterable[int]) -> str:

@@ -90,12 +90,21 @@ def examine(envs: RemoteVecEnv, *, openenv: bool, limit_s: float) -> Iterator[Fi
 def look_at_spaces(envs: RemoteVecEnv, *, openenv: bool) -> Finding:
     """What the spaces of an env are, and whether they say what can be sampled from them."""
     how = "inferred from the server's schema and a reset" if openenv else "as the server says them"
-    text = f"observation {envs.single_observation_space}, action {envs.single_action_space}; {how}"
+    text = f"observation {_named(envs.single_observation_space)}, action {_named(envs.single_action_space)}; {how}"
     text = " ".join(text.split())
     if not _has_no_end(envs.single_action_space):
         return Finding("spaces", "ok", text)
     fix = "pass action_space= with the values that the env takes" if openenv else "give the env's action space bounds"
     return Finding("spaces", "warning", f"{text}. The action space has no bounds, so its samples mean nothing", fix)
+
+
+def _named(space: gym.Space[Any]) -> str:
+    """A space as it writes itself, but without the characters of a Text, which may be many."""
+    if isinstance(space, spaces.Dict):
+        return f"Dict({', '.join(f'{key!r}: {_named(part)}' for key, part in space.items())})"
+    if isinstance(space, spaces.Tuple):
+        return f"Tuple({', '.join(map(_named, space))})"
+    return f"Text({space.min_length}, {space.max_length})" if isinstance(space, spaces.Text) else str(space)
 
 
 def _has_no_end(space: gym.Space[Any]) -> bool:
@@ -169,14 +178,13 @@ def _ends(played: _Rollout, openenv: bool) -> Finding:
     steps = len(played.rest)
     if played.truncated:
         return Finding("ends", "ok", f"an episode of random actions was truncated after {steps} steps")
-    if openenv:
-        what = f"an episode was over after {steps} steps" if played.terminated else f"no episode ended in {steps} steps"
+    if played.terminated and openenv:
         return Finding(
             "ends",
-            "warning",
-            f"{what}; this server knows `done` only, so an end by time limit looks like a termination, and values are "
-            "bootstrapped wrongly there",
-            'let the env say metadata["truncated"] = True in its last observation, or serve it with openenv-gym',
+            "ok",
+            f"an episode of random actions was over after {steps} steps; why, this server doesn't say, only `done`",
+            'if that was a time limit, let the env say metadata["truncated"] = True in its last observation, or pass a '
+            "max_episode_steps= below it",
         )
     if played.terminated:
         return Finding("ends", "ok", f"an episode of random actions terminated after {steps} steps")
@@ -197,10 +205,10 @@ def _size(observation: Any, openenv: bool) -> Finding:
         return Finding("observation size", "ok", text)
     named = ", ".join(f"{name or 'it all'}: {size:,}" for size, name in sorted(large, reverse=True))
     names = [name for _, name in sorted(large, reverse=True) if name]
-    trim = f"exclude={tuple(names)!r} leaves it on the server if the learner doesn't need it; " if names else ""
-    fix = f"{trim}obs_dtype= sends smaller numbers, such as 'uint8' or 'float16'"
+    trim = f"exclude={tuple(names)!r} leaves out what the learner doesn't need; " if names else ""
+    fix = f"{trim}obs_dtype= makes smaller numbers, such as 'uint8' or 'float16'"
     if openenv:
-        fix += "; both need a server of openenv-gym, since an OpenEnv server always sends everything"
+        fix += "; this server sends everything all the same, and only one of openenv-gym saves the traffic too"
     return Finding("observation size", "warning", f"{text}, most of them in few keys ({named})", fix)
 
 

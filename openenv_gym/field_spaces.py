@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from openenv_gym.errors import SpaceError
 
-__all__ = ["MISSING", "FieldReader", "Path", "Schema", "is_constant", "resolved"]
+__all__ = ["MISSING", "FieldReader", "Path", "Schema", "guessed", "is_constant", "resolved"]
 
 Schema: TypeAlias = Mapping[str, Any]
 Path: TypeAlias = tuple[str, ...]
@@ -45,6 +45,12 @@ def resolved(schema: Schema, root: Schema) -> Schema:
 def is_constant(schema: Schema) -> bool:
     """Whether a schema allows one value only."""
     return "const" in schema or len(schema.get("enum", (0, 0))) == 1
+
+
+def guessed(value: object) -> Schema:
+    """The schema of a field of which only a value is known; empty where that says too little."""
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string"}
+    return {"type": kinds[type(value)]} if type(value) in kinds else {}
 
 
 class FieldReader:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -20,10 +21,11 @@ from openenv_gym.actions import to_batch
 from openenv_gym.batching import rows_of
 from openenv_gym.codec import unpack
 from openenv_gym.errors import RemoteEnvError, ReplyTimeout, SessionLost
-from openenv_gym.flights import Flight, Flights, SessionReplaced
+from openenv_gym.flights import Flight, Flights
 from openenv_gym.leaf_values import LeafValues
-from openenv_gym.messages import Launch, Observed, Reset, Step, Stepped
-from openenv_gym.rollout import CONNECTION_LOST, Ending, Rollout, Steps, raise_all
+from openenv_gym.messages import Launch, Observed, Step, Stepped
+from openenv_gym.outcomes import Ending, Steps, raise_all
+from openenv_gym.rollout import CONNECTION_LOST, Rollout
 
 __all__ = ["FirstReady", "check_env_ids"]
 
@@ -48,7 +50,7 @@ class FirstReady:
         self._link_of = [i for i, rows in enumerate(rollout.pool.rows) for _ in rows]
         self._flights = Flights(rollout.pool)
         self._ready: set[int] = set()
-        self._result = rollout.no_steps()
+        self._result = Steps.of(rollout.num_envs)
         self._endings: dict[int, Ending] = {}
         self._errors: list[Exception] = []
 
@@ -118,7 +120,7 @@ class FirstReady:
 
     def _reset(self, link: int, rows: Sequence[int]) -> Flight:
         slots = [row - self._rollout.pool.rows[link].start for row in rows]
-        return link, slots, Reset(0, slots, None, None)
+        return link, slots, self._rollout.sticky.beginning(rows, slots)
 
     # ---------------------------------------------------------------------------------------------- receive
 
@@ -143,12 +145,13 @@ class FirstReady:
         end = time.monotonic() + timeout_s
         self._take_or_raise()
         while len(self._ready) < count:
-            in_time = self._flights.wait(count - len(self._ready), max(end - time.monotonic(), 0.0))
+            landed = partial(self._flights.wait, count - len(self._ready))
+            in_time = self._rollout.pool.look_out(landed, end - time.monotonic())
             self._take_or_raise()
             if not in_time and len(self._ready) < count:
                 self._end_late(timeout_s)
         rows, result = sorted(self._ready), self._result
-        self._ready, self._result = set(), self._rollout.no_steps()
+        self._ready, self._result = set(), Steps.of(self._rollout.num_envs)
         self.in_flight.difference_update(rows)
         return rows, result
 
@@ -159,7 +162,7 @@ class FirstReady:
         except BaseException:
             self.give_up()
             self.in_flight.clear()
-            self._ready, self._result, self._errors = set(), self._rollout.no_steps(), []
+            self._ready, self._result, self._errors = set(), Steps.of(self._rollout.num_envs), []
             raise
 
     def _check_count(self, min_ready: int | None) -> int:
@@ -197,7 +200,7 @@ class FirstReady:
 
     def _take_or_raise(self) -> None:
         self._take()
-        self._rollout.tell_notes()
+        self._rollout.notices.tell_noted(self._rollout.pool.links)
         errors, self._errors = self._errors, []
         raise_all(errors)
 
@@ -219,13 +222,12 @@ class FirstReady:
 
     def _take_stepped(self, rows: list[int], reply: Stepped) -> None:
         if rows:  # a reply to a `Step` of one env has a row for it even if it failed
-            self._rollout.take_stepped(rows, reply, self._result)
+            self._rollout.take_stepped([(rows, reply)], self._result)
             self._rollout.over[rows] = self._result.terminated[rows] | self._result.truncated[rows]
             self._ready.update(rows)
 
     def _take_observed(self, link: int, rows: list[int], failed: set[int], reply: Observed) -> None:
         """Take the first observations of new episodes, after the session of the ones before was lost."""
-        self._rollout.lost_links.discard(link)
         self._rollout.truncated.difference_update(rows)
         self._rollout.begun[list(failed)] = False
         self._result.parts.append((rows, reply.observations))
@@ -260,11 +262,10 @@ class FirstReady:
         return [error]
 
     def _take_lost(self, link: int, rows: list[int], error: SessionLost) -> None:
-        if link not in self._rollout.lost_links and not isinstance(error, SessionReplaced):
-            self._rollout.lost_links.add(link)
-            self._rollout.orphans.update(self._rollout.pool.rows[link])
+        if self._rollout.notice_loss(link) is not None:  # else a reset has noticed it, and opened a new session
+            self._rollout.orphans.update(set(self._rollout.pool.rows[link]) - self._rollout.truncated)
         if rows:
-            self._rollout.note_lost(error, rows)
+            self._rollout.notices.note_lost(error, rows)
             self._report_lost(rows)
 
     def _report_lost(self, rows: list[int]) -> None:

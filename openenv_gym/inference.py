@@ -3,7 +3,8 @@
 ======================================== ==========================================================================
 a field of the schema                    its space
 ======================================== ==========================================================================
-a list of values (enum, Literal)         ``Discrete``: the values are numbered in the schema's order
+a list of values (enum, Literal)         ``Discrete``: the values are numbered in the schema's order; an action may
+                                         also give a word itself
 boolean                                  ``Discrete(2)``: false is 0, true is 1
 integer with both bounds                 ``Discrete`` with ``start``, for up to 1024 values; else ``Box`` of int64
 integer                                  ``Box`` of int64, with the bounds that there are
@@ -18,6 +19,8 @@ a call of a tool (OpenEnv's              the action as a whole is `Json`, and so
 ``CallToolAction``)                      anything
 ``done``, ``reward``, ``metadata``,      none: they aren't part of an observation's or an action's value
 ``terminated``, ``truncated``
+sent by a reset, and not in the schema   none, unless it is chosen: then what its value shows
+(computed, or with an alias)
 optional (may be null), other unions,    a `SpaceError` that names the field and says how to choose
 ragged lists, lists whose shape isn't
 known, free-form objects
@@ -30,18 +33,21 @@ choosing `openenv_gym.spaces.Json` for it, or for the observation or action as a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
 from openenv_gym.errors import SpaceError
-from openenv_gym.field_spaces import MISSING, FieldReader, Path, Schema, is_constant, resolved
+from openenv_gym.field_spaces import MISSING, FieldReader, Path, Schema, guessed, is_constant, resolved
 from openenv_gym.spaces import Json
+from openenv_gym.spaces.fields import shown
 
-__all__ = ["NOT_VALUES", "Choices", "Fields", "infer", "is_tool_call", "number_of"]
+__all__ = ["NOT_VALUES", "Fields", "check_names", "in_shape", "infer", "is_tool_call", "number_of", "without"]
 
 NOT_VALUES: Final = frozenset({"done", "reward", "metadata", "terminated", "truncated"})
 """Fields of OpenEnv's observations and actions that aren't part of their value."""
@@ -55,18 +61,21 @@ class Fields:
         space: the space.
         only: the field that is the whole value; None where the space is a Dict of the fields, or `Json`.
         labels: what the numbers of a Discrete stand for, by the path of their field.
+        lone: paths of the fields that hold one number where the space is a Box of shape ``(1,)``.
     """
 
     space: gym.Space[Any]
     only: str | None
     labels: Mapping[Path, tuple[Any, ...]] = field(default_factory=dict)
+    lone: frozenset[Path] = frozenset()
 
     @classmethod
     def given(cls, space: gym.Space[Any], schema: Schema, part: str, key: str | None = None) -> Fields:
         """The fields for a space that the caller chose.
 
-        A Discrete in the place of a list of values that aren't integers, or of a boolean, numbers them. A Json without
-        a key is the whole of the observation or action.
+        A Discrete in the place of a list of values that aren't integers, or of a boolean, numbers them. A Box of shape
+        ``(1,)`` may stand for a number, since many learners have no arrays without axes. A Json without a key is the
+        whole of the observation or action.
 
         Args:
             space: the space.
@@ -75,14 +84,18 @@ class Fields:
             key: the only field to use; None for all that the space names.
 
         Raises:
-            SpaceError: if the space isn't a Dict, and there are several fields that it could stand for.
+            SpaceError: if the space isn't a Dict, and there are several fields that it could stand for; or if it is a
+                Dict with a key that isn't one of the fields.
         """
         schema = resolved(schema, schema)
         properties = {name: resolved(field, schema) for name, field in schema.get("properties", {}).items()}
         if key is None and isinstance(space, Json):
             return cls(space, None)
         if key is None and isinstance(space, spaces.Dict):
-            return cls(space, None, _labels({name: space.spaces.get(name) for name in properties}, properties))
+            if schema.get("additionalProperties") is False:  # as OpenEnv's own base classes say
+                check_names(space.spaces, properties, part)
+            chosen = {name: space.spaces.get(name) for name in properties}
+            return cls(space, None, _labels(chosen, properties), _lone(chosen, properties))
         names = [name for name in properties if name not in NOT_VALUES]
         if key is None:
             varying = [name for name in names if not is_constant(properties[name])]
@@ -93,18 +106,33 @@ class Fields:
                     "to use"
                 )
             (key,) = varying
-        elif properties and key not in properties:
-            raise SpaceError(f"the {part} has no field {key!r}, only {names}")
-        return cls(space, key, _labels({key: space}, properties))
+        elif properties:
+            check_names((key,), properties, part)
+        return cls(space, key, _labels({key: space}, properties), _lone({key: space}, properties))
 
     def labelled(self, value: Any) -> dict[str, Any]:
-        """An action's fields as they travel, from the JSON of a value of the space."""
+        """An action's fields as they travel, from the JSON of a value of the space.
+
+        Raises:
+            SpaceError: for a number that stands for nothing, naming the field and the choices.
+        """
         fields: dict[str, Any] = {self.only: value} if self.only is not None else value
-        if not self.labels:
-            return fields
+        for path in self.lone:
+            fields = _replaced(fields, path, _only_item)
         for path, known in self.labels.items():
-            fields = _replaced(fields, path, lambda number, known=known: known[number])
+            fields = _replaced(fields, path, lambda chosen, known=known, path=path: known[_index(chosen, known, path)])
         return fields
+
+    def indexed(self, value: Any) -> Any:
+        """An action with indices in the place of words that they stand for.
+
+        Raises:
+            SpaceError: for a choice that there isn't, naming the field and the choices.
+        """
+        fields: Any = {self.only: value} if self.only is not None else value
+        for path, known in self.labels.items():
+            fields = _replaced(fields, path, partial(_index, known=known, path=path))
+        return fields if self.only is None else fields[self.only]
 
     def numbered(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """An observation's fields with numbers in the place of what they stand for.
@@ -116,53 +144,6 @@ class Fields:
         for path, known in self.labels.items():
             numbered = _replaced(numbered, path, lambda label, known=known, path=path: number_of(label, known, path))
         return numbered
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What the user said about the spaces of an OpenEnv environment; the rest is inferred.
-
-    Attributes:
-        obs_key: the only observation field to use.
-        action_key: the only action field to use.
-        observation_space: the observation space.
-        action_space: the action space.
-        mask_key: an observation field that says which actions are allowed, and isn't part of the value.
-    """
-
-    obs_key: str | None = None
-    action_key: str | None = None
-    observation_space: gym.Space[Any] | None = None
-    action_space: gym.Space[Any] | None = None
-    mask_key: str | None = None
-
-    def observation(self, schema: Schema, sample: Mapping[str, Any] | None, action: Schema | None = None) -> Fields:
-        """How observations make up values of a space.
-
-        Args:
-            schema: their JSON schema.
-            sample: the fields of a real one.
-            action: the JSON schema of the actions that lead to them.
-
-        Raises:
-            SpaceError: if they don't.
-        """
-        if self.observation_space is not None:
-            return Fields.given(self.observation_space, schema, "observation", self.obs_key)
-        if self.obs_key is None and is_tool_call(action or {}):
-            return Fields(Json(), None)
-        if self.mask_key is not None:
-            fields = {name: field for name, field in schema.get("properties", {}).items() if name != self.mask_key}
-            schema = {**schema, "properties": fields}
-        return infer(schema, "observation", key=self.obs_key, sample=sample)
-
-    def action(self, schema: Schema) -> Fields:
-        """How values of a space make up actions. Raises `SpaceError`."""
-        if self.action_space is not None:
-            return Fields.given(self.action_space, schema, "action", self.action_key)
-        if self.action_key is None and is_tool_call(schema):
-            return Fields(Json(), None)
-        return infer(schema, "action", key=self.action_key)
 
 
 def is_tool_call(schema: Schema) -> bool:
@@ -181,6 +162,34 @@ def _labels(chosen: Mapping[str, gym.Space[Any] | None], properties: Mapping[str
     return labels
 
 
+def check_names(chosen: Iterable[str], properties: Mapping[str, Schema], part: str) -> None:
+    """Refuse names that aren't among the fields of an ``observation`` or an ``action``, with a `SpaceError`."""
+    unknown = [key for key in chosen if key not in properties]
+    if unknown:
+        names = [name for name in properties if name not in NOT_VALUES]
+        raise SpaceError(f"the {part} has no field {unknown[0]!r}, only {names}")
+
+
+def _lone(chosen: Mapping[str, gym.Space[Any] | None], properties: Mapping[str, Schema]) -> frozenset[Path]:
+    return frozenset(
+        (name,) for name, space in chosen.items() if _is_single(space) and _is_number(properties.get(name, {}))
+    )
+
+
+def _is_single(space: gym.Space[Any] | None) -> bool:
+    return isinstance(space, spaces.Box) and space.shape == (1,)
+
+
+def _is_number(schema: Schema) -> bool:
+    kinds = {option.get("type") for option in schema.get("anyOf", (schema,))}
+    return bool(kinds & {"integer", "number"}) and "array" not in kinds
+
+
+def _only_item(items: Any) -> Any:
+    (item,) = items
+    return item
+
+
 def number_of(label: Any, known: tuple[Any, ...], path: Path) -> int:
     """The number that stands for a value.
 
@@ -191,6 +200,40 @@ def number_of(label: Any, known: tuple[Any, ...], path: Path) -> int:
         return known.index(label)
     except ValueError:
         raise SpaceError(f"{label!r} isn't one of {list(known)}", path=".".join(path)) from None
+
+
+def _index(chosen: Any, known: tuple[Any, ...], path: Path) -> int:
+    """The index of a choice, which is given by that index or, if it is a word, by itself.
+
+    Raises:
+        SpaceError: if it isn't there; a negative index doesn't count from the end.
+    """
+    index = known.index(chosen) if isinstance(chosen, str) and chosen in known else chosen
+    if index in range(len(known)):
+        return int(index)
+    choices = ", ".join(f"{number} {label!r}" for number, label in enumerate(known[:8]))
+    more = ", …" if len(known) > 8 else ""
+    raise SpaceError(f"{shown(chosen)} is not one of {choices}{more}", path=".".join(path))
+
+
+def in_shape(space: gym.Space[Any], data: Any) -> Any:
+    """Data in the shape of their Box: of an image that came as one long list, or of one number for shape ``(1,)``.
+
+    Other data are left as they are, for whoever reads them says what is wrong.
+    """
+    if isinstance(space, spaces.Dict) and isinstance(data, dict):
+        return {
+            key: in_shape(space.spaces[key], value) if key in space.spaces else value for key, value in data.items()
+        }
+    if _is_single(space):
+        return [data] if data is None or isinstance(data, (int, float, np.number)) else data
+    flat = isinstance(space, spaces.Box) and len(space.shape) > 1 and isinstance(data, list)
+    if not flat or isinstance(data[0] if data else None, list):
+        return data
+    try:
+        return np.array(data).reshape(space.shape or ())
+    except ValueError:
+        return data  # not so many, or no numbers
 
 
 def _replaced(fields: dict[str, Any], path: Path, change: Any) -> dict[str, Any]:
@@ -214,16 +257,19 @@ def infer(schema: Schema, part: str, *, key: str | None = None, sample: Mapping[
     Raises:
         SpaceError: naming the field that no space can be inferred for, and what to pass.
     """
+    if not schema:  # an OpenEnv server fails to make it of a field such as numpy's
+        raise SpaceError(f"the server doesn't say which fields its {part}s have; {_advice(part)}")
     schema = resolved(schema, schema)  # a model that contains itself is a reference
+    described = schema.get("properties", {})
+    sent = described if sample is None else _sent(described, sample, key)
     properties: dict[str, Schema] = {
         name: resolved(field, schema)
-        for name, field in schema.get("properties", {}).items()
+        for name, field in sent.items()
         if name == key or (key is None and name not in NOT_VALUES)
     }
-    if key is not None and key not in properties:
-        names = [name for name in schema.get("properties", {}) if name not in NOT_VALUES]
-        raise SpaceError(f"the {part} has no field {key!r}, only {names}")
-    if key is None:
+    if key is not None:
+        check_names((key,), sent, part)
+    else:
         properties = {name: field for name, field in properties.items() if not is_constant(field)}
     reader = FieldReader(schema, sample is not None)
     try:
@@ -238,6 +284,26 @@ def infer(schema: Schema, part: str, *, key: str | None = None, sample: Mapping[
         ((only, space),) = found.items()
         return Fields(space, only, reader.labels)
     return Fields(spaces.Dict(found), None, reader.labels)
+
+
+def _sent(described: Mapping[str, Schema], sample: Mapping[str, Any], key: str | None) -> Mapping[str, Schema]:
+    """The fields that a reset sends: a model may leave out some, send some by other names, and compute some.
+
+    Raises:
+        SpaceError: if there are some that the schema doesn't have in the place of others, and none was chosen.
+    """
+    missing = [name for name in described if name not in sample and name not in NOT_VALUES]
+    more = {name: guessed(value) for name, value in sample.items() if name not in described and name not in NOT_VALUES}
+    if missing and more and key is None:
+        told = f"a reset doesn't send it, but {list(more)}, which the schema doesn't have"
+        raise SpaceError(f"{told}; {_advice('observation')}", path=missing[0])
+    kept = without(described, *missing)
+    return kept if key is None else {**kept, **more}
+
+
+def without(fields: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """The other fields."""
+    return {name: value for name, value in fields.items() if name not in keys}
 
 
 def _advice(part: str) -> str:

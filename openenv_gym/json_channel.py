@@ -33,14 +33,18 @@ from openenv_gym.errors import (
     remote_env_error,
 )
 from openenv_gym.link import FrameConnection
+from openenv_gym.messages import Received
+from openenv_gym.outage import Outage
+from openenv_gym.refusals import in_words
 from openenv_gym.retry import insist, reason_of
 from openenv_gym.traffic import Traffic
 
-__all__ = ["JsonChannel", "ReplyLost"]
+__all__ = ["JsonChannel", "ReplyLost", "reported"]
 
 _CLOSE_S: Final = 2.0
 _ENDS_SESSION: Final = frozenset({"SESSION_ERROR", "FACTORY_ERROR", "CAPACITY_REACHED"})
 _REPLY_TYPES: Final = {"state": "state", "mcp": "mcp"}
+_STATE: Final = {"type": "state"}
 
 
 class ReplyLost(ConnectionLost):
@@ -72,8 +76,8 @@ class JsonConnection:
         self._traffic = traffic
         self._target = target
         self._on_end = on_end
-        self._reply: asyncio.Future[bytes] | None = None
-        self._unasked: bytes | None = None
+        self._reply: asyncio.Future[Received] | None = None
+        self._unasked: Received | None = None
         self.ended: TransportError | None = None
         carrier.listen(self._take, lambda error: self._end(lost(target, error)))
 
@@ -90,14 +94,14 @@ class JsonConnection:
         # A full server says so before it closes (OpenEnv's `websocket_endpoint`), whether or not it was asked.
         kind, data = self._decoded(unasked if unasked is not None else await self._exchange(message))
         if kind == "error":
-            raise _reported(self._target, data)
+            raise reported(self._target, data)
         expected = _REPLY_TYPES.get(message["type"], "observation")
         if unasked is not None or kind != expected:
             what = "a message that nobody asked for" if unasked is not None else f"{kind!r} instead of {expected!r}"
             raise RemoteProtocolError(f"{self._target.url} sent {what}")
         return data
 
-    async def _exchange(self, message: dict[str, Any]) -> bytes:
+    async def _exchange(self, message: dict[str, Any]) -> Received:
         if self.ended is not None:
             raise self.ended
         if self._reply is not None and not self._reply.done():
@@ -111,7 +115,7 @@ class JsonConnection:
         self.carrier.write_text(frame)
         return await self._reply
 
-    def _decoded(self, frame: bytes) -> tuple[Any, dict[str, Any]]:
+    def _decoded(self, frame: Received) -> tuple[Any, dict[str, Any]]:
         try:
             reply = msgspec.json.decode(frame, type=dict[str, Any])
         except msgspec.MsgspecError as error:
@@ -121,7 +125,7 @@ class JsonConnection:
             raise RemoteProtocolError(f"{self._target.url} sent a reply of type {kind!r} without data")
         return kind, data
 
-    def _take(self, frame: bytes) -> None:
+    def _take(self, frame: Received) -> None:
         self._traffic.received(frame)
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(frame)
@@ -154,18 +158,22 @@ class JsonChannel:
         target: the server.
         gone: why there is no session, or None while there is one.
         sessions_lost: sessions that ended before `close`.
+        loss: why the last of them did.
         reconnects: how often a broken connection was replaced.
         traffic: what was sent and received.
+        outages: its waits for the server that last now.
     """
 
     def __init__(self, target: Target, *, lasting: bool = False, reconnect_timeout_s: float = 0.0) -> None:
         self.target = target
         self.gone: OpenEnvGymError | None = SessionLost(target.url, "not connected")
         self.sessions_lost = self.reconnects = 0
+        self.loss: SessionLost | None = None
         self.traffic = Traffic()
+        self.outages: list[Outage] = []
         self._lasting = lasting
         self._reconnect_timeout_s = reconnect_timeout_s
-        self._session: str | None = None
+        self._session: openenv_sessions.LastingSession | None = None
         self._connection: JsonConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closings: set[asyncio.Task[None]] = set()
@@ -209,7 +217,7 @@ class JsonChannel:
             raise self.gone
         try:
             while (connection := self._connection) is None:  # it may break again before this is told of it
-                await insist(self._attach_again, self._reconnect_timeout_s, self.target.url)
+                await insist(self._attach_again, self._reconnect_timeout_s, self.target.url, outages=self.outages)
             return await connection.ask(message)
         except ConnectionLost as error:
             lives_on = self._session is not None and not isinstance(error, SessionLost)
@@ -235,7 +243,7 @@ class JsonChannel:
             raise LocalProtocolError("this client is in use on another event loop; make one for each loop")
         if self._connection is not None:
             self.sessions_lost += 1
-            self.gone = SessionLost(self.target.url, "its event loop has ended")
+            self.gone = self.loss = SessionLost(self.target.url, "its event loop has ended")
             self._connection.carrier.forsake()
         self._loop, self._connection = loop, None
         self._closings.clear()
@@ -244,24 +252,39 @@ class JsonChannel:
 
     async def _attach(self, fresh: FrameConnection | None = None) -> None:
         if fresh is None:
-            target = self.target if self._session is None else openenv_sessions.attached(self.target, self._session)
+            target = self.target
+            if self._session is not None:
+                target = openenv_sessions.attached(target, self._session.name)
             dialled = await dial(target, connection=FrameConnection)
             assert isinstance(dialled, FrameConnection)
             fresh = dialled
         connection = JsonConnection(self.target, fresh, self._broken, self.traffic)
         try:
-            await connection.ask(
-                {"type": "state"}
-            )  # brings out whether a server is full, before anything depends on it
-        except BaseException as error:
-            if not isinstance(error, RemoteEnvError) or error.code in _ENDS_SESSION:
-                self._background(_hang_up(fresh))
-                raise
+            await self._try_out(connection)
+        except BaseException:
+            self._background(_hang_up(fresh))
+            raise
         if connection.ended is not None:  # with its first reply; nobody will tell this again
             raise connection.ended
         self._connection = connection
 
-    async def _create(self) -> str:
+    async def _try_out(self, connection: JsonConnection) -> None:
+        """Bring out whether the server is full, or refuses the session, before anything depends on it."""
+        try:
+            await connection.ask(_STATE)
+        except RemoteEnvError as error:
+            if error.code in _ENDS_SESSION:
+                raise
+            if error.code != "VALIDATION_ERROR":
+                return  # a state that can't be had is no reason against episodes
+            try:  # this may be about the state too, or about the session, such as a query parameter
+                await connection.ask(_STATE)
+            except RemoteEnvError:
+                return
+            except TransportError:
+                raise error from None
+
+    async def _create(self) -> openenv_sessions.LastingSession:
         """Make a lasting session; if the wait for it is cancelled, it is closed as soon as it is known."""
         making = asyncio.ensure_future(openenv_sessions.create(self.target))
 
@@ -303,7 +326,8 @@ class JsonChannel:
         late = isinstance(error, asyncio.CancelledError)
         reason = "a reply was late, and OpenEnv's replies can't be told apart" if late else reason_of(error)
         self.sessions_lost += 1
-        return self._leave(SessionLost(self.target.url, reason), _hang_up)
+        self.loss = self._leave(SessionLost(self.target.url, reason), _hang_up)
+        return self.loss
 
     async def close(self, timeout_s: float = _CLOSE_S) -> None:
         """End the session, and wait within the limit until the server has freed its slot and closed the connection."""
@@ -330,10 +354,12 @@ class JsonChannel:
         self.gone = reason
 
         async def leave() -> None:
+            ends: list[Coroutine[Any, Any, None]] = []
+            if session is not None:  # at the same time, for nobody knows how much there is left of it
+                ends.append(openenv_sessions.destroy(self.target, session, _CLOSE_S))
             if connection is not None:
-                await end(connection.carrier)
-            if session is not None:
-                await openenv_sessions.destroy(self.target, session, _CLOSE_S)
+                ends.append(end(connection.carrier))
+            await asyncio.gather(*ends)
 
         if connection is not None:
             connection.carrier.ignore()
@@ -352,10 +378,13 @@ async def _hang_up(carrier: FrameConnection) -> None:
     await carrier.hang_up(_CLOSE_S)
 
 
-def _reported(target: Target, data: dict[str, Any]) -> OpenEnvGymError:
+def reported(target: Target, data: dict[str, Any], env_index: int | None = None) -> OpenEnvGymError:
+    """The error that an error reply stands for, or one of a batch's results; type and traceback only ours have."""
     code, text = str(data.get("code", "UNKNOWN")), str(data.get("message", ""))
-    if data.get("errors"):
-        text = f"{text}: {data['errors']}"
+    if data.get("errors"):  # of which our servers have the first one in the text too
+        text = f"{text.split(':', 1)[0]}: {in_words(data['errors'])}"
     if code == "CAPACITY_REACHED":
-        return CapacityError(target.url, data.get("active_sessions"), data.get("max_sessions"), 1)
-    return remote_env_error(code, "", text)
+        return CapacityError(target.url, data.get("active_sessions"), data.get("max_sessions"), 1, keeps_sessions=True)
+    kind, trace = data.get("type"), data.get("traceback")
+    trace = trace if isinstance(trace, str) else None
+    return remote_env_error(code, kind if isinstance(kind, str) else "", text, env_index, trace)

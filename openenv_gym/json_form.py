@@ -7,16 +7,17 @@ is one field, whose name is in the server's ``/schema``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import spaces
 
+from openenv_gym.action_masks import ACTION_MASK, ActionMask
 from openenv_gym.errors import SpaceError
-from openenv_gym.inference import Fields
+from openenv_gym.inference import Fields, in_shape
 from openenv_gym.json_values import from_json, to_json
 from openenv_gym.messages import Hello
 from openenv_gym.spaces import Json, trim
@@ -31,11 +32,12 @@ class Transition:
     Attributes:
         observation: a value of the observation space, except that dtypes may be those before trimming, and that a
             user's own function may have left in what was trimmed away; `openenv_gym.batching.BatchWriter` takes both.
-        reward: the reward; 0.0 where the server sent none.
+        reward: the reward; where the server sent none 0.0, but nan of a Gymnasium env, which always has one.
         terminated: the episode ended.
         truncated: the episode was cut off.
         info: the reply's metadata.
         seed_ignored: the server says that it had no use for the seed.
+        frame: the frame that came with it, as JSON data; None where there is none.
     """
 
     observation: Any
@@ -44,6 +46,7 @@ class Transition:
     truncated: bool
     info: dict[str, Any] = field(default_factory=dict)
     seed_ignored: bool = False
+    frame: Any = None
 
     def cut_off(self) -> Transition:
         """The same at a time limit."""
@@ -65,9 +68,10 @@ class JsonForm:
             OpenEnv env's takes them as keyword arguments.
         encode_action: makes an action's fields from a value of the action space, in the place of `action`.
         decode_observation: makes a value of the observation space from the fields, in the place of `observation`.
-        mask_key: the observation field that becomes the info ``action_mask``.
+        mask: what reads the info ``action_mask``; None for no such info.
         recast_space: the observation space with the dtypes that the user wants; None where they stay.
         info_keys: keys of the metadata to keep; None for all. An action mask that was asked for always stays.
+        render_mode: the mode in which each reply shall bring a frame, as servers of ours can; None for no frames.
     """
 
     observation: Fields
@@ -75,9 +79,10 @@ class JsonForm:
     gymnasium: bool = False
     encode_action: Callable[[Any], dict[str, Any]] | None = None
     decode_observation: Callable[[dict[str, Any]], Any] | None = None
-    mask_key: str | None = None
+    mask: ActionMask | None = None
     recast_space: gym.Space[Any] | None = None
     info_keys: frozenset[str] | None = None
+    render_mode: str | None = None
 
     @classmethod
     def for_schema(
@@ -141,13 +146,15 @@ class JsonForm:
         """
         if self.encode_action is not None:
             return self.encode_action(action)
-        return self.action.labelled(to_json(self.action_space, action))
+        return self.action.labelled(to_json(self.action_space, self.action.indexed(action)))
 
     def reset_data(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
         """The data of a ``reset``."""
         data: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options is not None:
             data |= {"options": options} if self.gymnasium else options
+        if self.render_mode is not None:
+            data |= {"render": True, "render_mode": self.render_mode}
         return data
 
     def transition(self, data: dict[str, Any]) -> Transition:
@@ -172,18 +179,24 @@ class JsonForm:
         )
         if self.info_keys is not None:
             metadata = {key: value for key, value in metadata.items() if key in self.info_keys}
-        if self.mask_key is not None:
-            metadata = {**metadata, "action_mask": self._mask(fields)}
+        if self.mask is not None:
+            metadata = {**metadata, ACTION_MASK: self.mask.read(fields)}
         return Transition(
-            self._observation(fields),
-            _reward(data.get("reward")),
+            self.value_of(fields),
+            _reward(_first(data.get("reward"), math.nan if self.gymnasium else 0.0)),
             bool(_first(data.get("terminated"), done and not truncated)),
             truncated,
             metadata,
             bool(data.get("seed_ignored")),
+            data.get("render"),
         )
 
-    def _observation(self, fields: dict[str, Any]) -> Any:
+    def value_of(self, fields: dict[str, Any]) -> Any:
+        """The value that an observation's fields make up.
+
+        Raises:
+            SpaceError: if they don't fit the space, naming the field.
+        """
         if self.decode_observation is not None:
             return self.decode_observation(fields)
         only, space = self.observation.only, self.observation.space
@@ -191,22 +204,11 @@ class JsonForm:
             if only not in fields:
                 raise SpaceError(f"the observation has no field {only!r}, only {sorted(fields)}")
             data = self.observation.numbered({only: _kept(space, fields[only])})[only]
-            return from_json(space, _unflattened(space, data), path=only)
+            return from_json(space, in_shape(space, data), path=only)
         if isinstance(space, Json):
             return fields
         assert isinstance(space, spaces.Dict)
-        kept = self.observation.numbered(_kept(space, fields))
-        return from_json(space, {name: _unflattened(space.spaces[name], data) for name, data in kept.items()})
-
-    def _mask(self, fields: dict[str, Any]) -> Any:
-        """Which actions are allowed, as ``Discrete.sample`` takes it: from a list of them, or of a flag for each."""
-        space, key = self.action_space, str(self.mask_key)
-        if not isinstance(space, spaces.Discrete):
-            raise SpaceError(f"mask_key needs a Discrete action space, not {space}", path=key)
-        listed = fields.get(key)
-        if not isinstance(listed, list):
-            raise SpaceError(f"the observation has no list {key!r}", path=key)
-        return _action_mask(listed, space, self.action.labels.get((self.action.only or "",)), key)
+        return from_json(space, in_shape(space, self.observation.numbered(_kept(space, fields))))
 
 
 def _kept(space: gym.Space[Any], data: Any) -> Any:
@@ -223,35 +225,6 @@ def _first(*values: Any) -> Any:
 
 def _reward(data: Any) -> float:
     try:
-        return float(data or 0.0)
+        return float(data)
     except (TypeError, ValueError):
         raise SpaceError(f"{data!r} isn't a number", path="reward") from None
-
-
-def _unflattened(space: gym.Space[Any], data: Any) -> Any:
-    """The data of an image that was sent as one long list, in the shape of its Box."""
-    flat = isinstance(space, spaces.Box) and len(space.shape) > 1 and isinstance(data, list)
-    if not flat or isinstance(data[0] if data else None, list):
-        return data
-    try:
-        return np.array(data).reshape(space.shape or ())
-    except ValueError:
-        return data  # not so many, or no numbers: `from_json` says what is wrong
-
-
-def _action_mask(
-    listed: Sequence[Any], space: spaces.Discrete[Any], labels: tuple[Any, ...] | None, key: str
-) -> np.ndarray[Any, Any]:
-    """Booleans are flags, and so are as many zeros and ones as there are actions, if one comes twice."""
-    numbers = all(type(item) is int and 0 <= item <= 1 for item in listed) and len(set(listed)) < len(listed)
-    if len(listed) == space.n and (numbers or all(isinstance(item, bool) for item in listed)):
-        return np.array(listed, np.int8)
-    mask = np.zeros(int(space.n), np.int8)
-    for item in listed:
-        number = item - int(space.start) if type(item) is int else -1
-        if labels is not None and item in labels:
-            number = labels.index(item)
-        if not 0 <= number < space.n:
-            raise SpaceError(f"{item!r} is no action of {space}", path=key)
-        mask[number] = 1
-    return mask

@@ -7,13 +7,15 @@ know which dialect a server speaks.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 
 from openenv_gym.actions import ActionReader
-from openenv_gym.batching import BatchWriter
+from openenv_gym.batching import BatchWriter, wrapped
 from openenv_gym.codec import pack, unpack
 from openenv_gym.dial import Target
 from openenv_gym.errors import RemoteEnvError, RemoteProtocolError, SessionLost, SpaceError
@@ -24,7 +26,9 @@ from openenv_gym.messages import (
     Array,
     EnvFailure,
     FinalRows,
+    Get,
     Observed,
+    Render,
     Reply,
     Request,
     Reset,
@@ -33,13 +37,16 @@ from openenv_gym.messages import (
     Step,
     Stepped,
 )
+from openenv_gym.rendering import frame_from_json
 from openenv_gym.retry import insist
+from openenv_gym.spaces import leaves
 
 __all__ = ["LOST_REPLY", "JsonLink"]
 
 LOST_REPLY: Final = "lost_reply"
 """The info key of rows whose step was taken, or may have been, while nobody knows what it led to."""
 
+_FLAGS: Final = {flag: Array.of(np.array([flag])) for flag in (False, True)}
 _NEXT_STEP, _SAME_STEP, _ = (mode.value for mode in gym.vector.AutoresetMode)
 
 
@@ -54,6 +61,9 @@ class JsonLink:
         lasting: make sessions that outlive a broken connection; see `openenv_gym.openenv_sessions`.
         reconnect_timeout_s: total limit for connecting again.
         max_episode_steps: truncate episodes at this length.
+        metadata: what the server says of its env.
+        render_mode: the mode to render in; each reply brings a frame then, if the server can send it.
+        typed: give all Discrete observations as `Values`, not just episodes' last ones; see `BatchReader`.
     """
 
     slots = 1
@@ -66,28 +76,44 @@ class JsonLink:
         lasting: bool = False,
         reconnect_timeout_s: float,
         max_episode_steps: int | None = None,
+        typed: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         self.observation_space = form.observation_space
+        self.observation_spaces = [form.observation_space]
         self.action_space = form.action_space
-        self.metadata: dict[str, Any] = {}
+        if render_mode in (metadata or {}).get("render_modes", ()):
+            form = dataclasses.replace(form, render_mode=render_mode)
+        self.metadata: dict[str, Any] = {**(metadata or {}), "render_mode": form.render_mode}
         self.env_name = ""
         self.notes: list[str] = []
         self._channel = JsonChannel(target, lasting=lasting, reconnect_timeout_s=reconnect_timeout_s)
-        self.traffic = self._channel.traffic
+        self.traffic, self.outages = self._channel.traffic, self._channel.outages
         self._form = form
         self._read_actions = ActionReader(form.action_space).read
+        self._writer = BatchWriter(form.observation_space, 1)
         self._reconnect_timeout_s = reconnect_timeout_s
         self._max_episode_steps = max_episode_steps
+        self._typed = typed
+        self._integers = [isinstance(leaf.space, gym.spaces.Discrete) for leaf in leaves(form.observation_space)]
         self._running: asyncio.Task[None] | None = None
         self._steps = 0
         self._over = False
         self._last: Any = None
+        self._frame: Any = None
         self._counts = False
+        self._sticky: dict[str, Any] | None = None
 
     @property
     def url(self) -> str:
         """See `openenv_gym.link.Link`."""
         return self._channel.target.url
+
+    @property
+    def loss(self) -> SessionLost | None:
+        """See `openenv_gym.link.Link`."""
+        return self._channel.loss
 
     @property
     def counters(self) -> dict[str, int]:
@@ -107,7 +133,7 @@ class JsonLink:
 
     async def _run(self, request: Request, deliver: Deliver, before: asyncio.Task[None] | None) -> None:
         try:
-            if before is not None:
+            if before is not None and not before.done():
                 await asyncio.wait([before])
             reply: Reply | Exception = await self._answer(request)
         except asyncio.CancelledError:
@@ -122,15 +148,19 @@ class JsonLink:
             return await self._observe(request)
         if isinstance(request, Step):
             return await self._step(request)
+        if isinstance(request, Render):
+            return Returned(0, [pack(self._rendered())], [])
         if isinstance(request, State):
             return Returned(0, [pack(await self._ask_again({"type": "state"}))], [])
-        raise RemoteProtocolError(
-            f"{self.url} speaks OpenEnv's own dialect, which has no {type(request).__name__.lower()} message"
-        )
+        text = f"{self.url} speaks OpenEnv's own dialect, which has no {type(request).__name__.lower()} message"
+        if isinstance(request, Get):  # whoever looks whether there is an attribute expects this of one that isn't
+            return Returned(0, [pack(None)], [EnvFailure(0, "UNKNOWN_TYPE", "AttributeError", text)])
+        raise RemoteProtocolError(text)
 
     async def _observe(self, request: Reset) -> Observed:
         seed = unpack(request.seeds[0]) if request.seeds is not None else None
         options = unpack(request.options[0]) if request.options is not None else None
+        self._sticky = options if request.sticky else None
         try:
             first = await self._reset(seed, options)
             return Observed(0, self._batch(first.observation), _infos(first.info), [], first.seed_ignored)
@@ -147,46 +177,55 @@ class JsonLink:
                 (action,) = self._read_actions(request.actions, 1)
                 last = await self._transition(action)
                 if self._over and request.autoreset == _SAME_STEP:
-                    final = FinalRows([0], self._batch(last.observation), [pack(last.info, "info")])
+                    final = FinalRows([0], self._batch(last.observation, final=True), [pack(last.info, "info")])
                     last = last.followed_by(await self._autoreset())
             return Stepped(
                 0,
                 self._batch(last.observation),
                 Array.of(np.array([last.reward], np.float64)),
-                Array.of(np.array([last.terminated])),
-                Array.of(np.array([last.truncated])),
+                _FLAGS[last.terminated],
+                _FLAGS[last.truncated],
                 _infos(last.info),
                 final,
                 [],
             )
         except (RemoteEnvError, SpaceError) as error:
-            nothing = Array.of(np.zeros(1, np.bool_))
-            return Stepped(0, self._blank(), Array.of(np.zeros(1)), nothing, nothing, {}, None, [_failure(error)])
+            no = _FLAGS[False]
+            return Stepped(0, self._blank(), Array.of(np.zeros(1)), no, no, {}, None, [_failure(error)])
 
     async def _autoreset(self) -> Transition:
         """Start the next episode. The last one is over, so only the env's random state can be lost with a session."""
-        if self._channel.gone is None:
-            try:
-                return await self._reset(None, None)
-            except SessionLost:
-                pass  # handled as if it had been lost before
-        self.notes.append(f"{self._channel.gone}; this happened between two episodes")
-        return await self._reset(None, None)
+        if self._channel.gone is not None:
+            self._note_loss()
+        return await self._reset(None, self._sticky)
 
     async def _reset(self, seed: int | None, options: dict[str, Any] | None) -> Transition:
-        if self._channel.gone is not None:
-            await insist(self._channel.open, self._reconnect_timeout_s, self.url, self._channel.gone)
-        data = self._form.reset_data(seed, options)
-        first = self._form.transition(await self._ask_again({"type": "reset", "data": data}))
-        self._steps, self._over, self._last = 0, False, first.observation
+        message = {"type": "reset", "data": self._form.reset_data(seed, options)}
+        reply: dict[str, Any] | None = None
+        if self._channel.gone is None:
+            try:
+                reply = await self._ask_again(message)
+            except SessionLost:  # until now nobody knew
+                self._note_loss()
+        if reply is None:
+            limit_s, gone = self._reconnect_timeout_s, self._channel.gone
+            await insist(self._channel.open, limit_s, self.url, gone, outages=self.outages, anew=True)
+            reply = await self._ask_again(message)
+        first = self._form.transition(reply)
+        self._steps, self._over, self._last, self._frame = 0, False, first.observation, first.frame
         return first
+
+    def _note_loss(self) -> None:
+        self.notes.append(f"{self._channel.gone}; this happened between two episodes")
 
     async def _transition(self, action: Any) -> Transition:
         last = await self._take_step({"type": "step", "data": self._form.action_data(action)})
+        if np.isnan(last.reward):
+            self._note_nan("as a reward")
         self._steps += 1
         if self._max_episode_steps is not None and self._steps >= self._max_episode_steps:
             last = last.cut_off()
-        self._over, self._last = last.terminated or last.truncated, last.observation
+        self._over, self._last, self._frame = last.terminated or last.truncated, last.observation, last.frame
         return last
 
     # ---------------------------------------------------------------------------------------- lost replies
@@ -207,7 +246,7 @@ class JsonLink:
             except ReplyLost as lost:
                 if await self._was_heard():
                     self.notes.append(f"{lost}, and a step's reply with it: its episode is truncated")
-                    return Transition(self._last, 0.0, False, True, {LOST_REPLY: True})
+                    return Transition(self._last, 0.0, False, True, {LOST_REPLY: True}, frame=self._frame)
 
     async def _was_heard(self) -> bool:
         """Whether the last step may have been taken; False only if the env counts its steps, and hasn't counted it."""
@@ -215,13 +254,30 @@ class JsonLink:
         self._counts |= count == self._steps + 1 or 0 < self._steps == count
         return not (self._counts and count == self._steps)
 
-    def _batch(self, observation: Any) -> Any:
-        writer = BatchWriter(self.observation_space, 1)
-        writer.write(0, observation)
-        batch = writer.batch(1)
-        if any(isinstance(c, Array) and c.dtype[1] == "f" and np.isnan(c.numpy()).any() for c in batch):
-            self.notes.append(f"{self.env_name}: null in an observation of floats became nan; JSON has no such numbers")
-        return batch
+    def _rendered(self) -> Any:
+        if self._form.render_mode is None:
+            raise RemoteProtocolError(
+                f"{self.url} sends no frames: in OpenEnv's own dialect only servers of this package do, and only where "
+                "`render_mode` was given"
+            )
+        if self._frame is None:
+            raise gym.error.ResetNeeded("call `reset` before `render`")
+        return frame_from_json(self._frame)
+
+    def _batch(self, observation: Any, *, final: bool = False) -> Any:
+        self._writer.write(0, observation)
+        columns = [column.copy() for column in self._writer.columns(1)]
+        if any(isinstance(c, np.ndarray) and c.dtype.kind == "f" and np.isnan(c).any() for c in columns):
+            self._note_nan("in an observation of floats")
+        if self._typed or final:  # JSON has Python's own integers, which is also what most envs return
+            columns = [
+                [pack(int(c[0]))] if is_integer and isinstance(c, np.ndarray) else c
+                for c, is_integer in zip(columns, self._integers, strict=True)
+            ]
+        return [wrapped(column) for column in columns]
+
+    def _note_nan(self, where: str) -> None:
+        self.notes.append(f"{self.env_name or self.url}: null {where} became nan; JSON has no such numbers")
 
     def _blank(self) -> Any:
         return BatchWriter(self.observation_space, 1).batch(1)

@@ -1,4 +1,4 @@
-"""Values of a space in OpenEnv's JSON dialect: their schema, to JSON and back.
+"""Values of a space in OpenEnv's JSON dialect: to JSON and back.
 
 ========================= =============================================================
 space                     JSON
@@ -15,8 +15,7 @@ OneOf                     ``[index, value]``
 Json                      whatever it is
 ========================= =============================================================
 
-JSON knows no nan and no infinity: both leave as null, as OpenEnv's servers send them, and null arrives as nan. No
-schema mentions that, since no bounded space has such values.
+JSON knows no nan and no infinity: both leave as null, as OpenEnv's servers send them, and null arrives as nan.
 """
 
 from __future__ import annotations
@@ -39,118 +38,9 @@ from openenv_gym.spaces.fields import limits, shown
 from openenv_gym.spaces.json_space import Json
 from openenv_gym.spaces.parts import Space, leaf_dtype, leaf_shape, path_name
 
-__all__ = ["from_json", "json_schema", "to_json"]
+__all__ = ["from_json", "to_json"]
 
-Schema: TypeAlias = dict[str, Any]
 _Array: TypeAlias = "Box[Any] | Discrete[Any] | MultiDiscrete[Any] | MultiBinary"
-
-
-# ------------------------------------------------------------------------------------------------- schema
-
-
-@singledispatch
-def json_schema(space: Space) -> Schema:
-    """The JSON schema (draft 2020-12) of the space's values, as `to_json` gives them.
-
-    Bounds are stated where they are finite and the same for all elements.
-
-    Args:
-        space: one of gymnasium's own classes, or of a class derived from them.
-
-    Raises:
-        SpaceError: for another class.
-    """
-    raise SpaceError(f"values of {type(space).__name__} have no JSON form")
-
-
-@json_schema.register(Box)
-def _box_schema(space: Box[Any]) -> Schema:
-    low, high = _uniform(space.low, space.is_bounded("below")), _uniform(space.high, space.is_bounded("above"))
-    if space.dtype.kind == "b":
-        return _nested({"type": "boolean"}, space.shape)
-    return _nested(_number("number" if space.dtype.kind == "f" else "integer", low, high), space.shape)
-
-
-@json_schema.register(Discrete)
-def _discrete_schema(space: Discrete[Any]) -> Schema:
-    return _number("integer", int(space.start), int(space.start) + int(space.n) - 1)
-
-
-@json_schema.register(MultiDiscrete)
-def _multi_discrete_schema(space: MultiDiscrete[Any]) -> Schema:
-    low, high = _uniform(space.start), _uniform(space.start + (space.nvec - 1))
-    return _nested(_number("integer", low, high), space.shape)
-
-
-@json_schema.register(MultiBinary)
-def _multi_binary_schema(space: MultiBinary) -> Schema:
-    return _nested(_number("integer", 0, 1), space.shape)
-
-
-@json_schema.register(Text)
-def _text_schema(space: Text) -> Schema:
-    return {"type": "string", "minLength": space.min_length, "maxLength": space.max_length}
-
-
-@json_schema.register(Dict)
-def _dict_schema(space: Dict[Any]) -> Schema:
-    return _object({key: json_schema(part) for key, part in space.spaces.items()})
-
-
-@json_schema.register(Tuple)
-def _tuple_schema(space: Tuple[Any]) -> Schema:
-    return _listed([json_schema(part) for part in space.spaces])
-
-
-@json_schema.register(Sequence)
-def _sequence_schema(space: Sequence) -> Schema:
-    return {"type": "array", "items": json_schema(space.feature_space)}
-
-
-@json_schema.register(Graph)
-def _graph_schema(space: Graph) -> Schema:
-    edges: Schema = {"type": "null"}
-    links: Schema = {"type": "null"}
-    if space.edge_space is not None:
-        edges = {"type": ["array", "null"], "items": json_schema(space.edge_space)}
-        links = {"type": ["array", "null"], "items": _nested({"type": "integer", "minimum": 0}, (2,))}
-    nodes = {"type": "array", "items": json_schema(space.node_space)}
-    return _object({"nodes": nodes, "edges": edges, "edge_links": links})
-
-
-@json_schema.register(OneOf)
-def _one_of_schema(space: OneOf[Any]) -> Schema:
-    return {"oneOf": [_listed([{"const": index}, json_schema(part)]) for index, part in enumerate(space.spaces)]}
-
-
-@json_schema.register(Json)
-def _json_schema(space: Json) -> Schema:  # noqa: ARG001 - as all of them
-    return {}
-
-
-def _object(properties: dict[str, Schema]) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _nested(schema: Schema, shape: tuple[int, ...]) -> Schema:
-    for size in reversed(shape):
-        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
-    return schema
-
-
-def _listed(schemas: list[Schema]) -> Schema:
-    first = {"prefixItems": schemas} if schemas else {}  # must not be empty
-    return {"type": "array", **first, "minItems": len(schemas), "maxItems": len(schemas)}
-
-
-def _number(kind: str, low: float | None, high: float | None) -> Schema:
-    bounds = {"minimum": low, "maximum": high}
-    return {"type": kind, **{word: bound for word, bound in bounds.items() if bound is not None}}
-
-
-def _uniform(bound: NDArray[Any], bounded: bool = True) -> Any:
-    known = bounded and bound.size > 0 and bool((bound == bound.flat[0]).all())
-    return bound.flat[0].item() if known else None
 
 
 # ------------------------------------------------------------------------------------------------ to JSON
@@ -158,7 +48,7 @@ def _uniform(bound: NDArray[Any], bounded: bool = True) -> Any:
 
 @singledispatch
 def to_json(space: Space, value: Any, *, path: str = "") -> Any:
-    """A value of the space as data for strict JSON, in the form that `json_schema` describes.
+    """A value of the space as data for strict JSON; the form is in the table above.
 
     Args:
         space: one of gymnasium's own classes, or of a class derived from them.
@@ -414,11 +304,16 @@ def _read_one(value: object, dtype: np.dtype[Any]) -> float | None:
 
 
 def _cast(raw: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-    """A new array of the dtype with the same numbers; floats may be rounded, but not to infinity."""
+    """An array of the dtype with the same numbers; floats may be rounded, but not to infinity."""
+    if raw.dtype is dtype:  # numpy has equal ones that differ, as `L` and `Q`
+        return raw
     with np.errstate(over="ignore"):
         array = raw.astype(dtype)
+    if dtype.kind == "f" and np.isfinite(array).all():
+        return array
     wrong = np.isfinite(raw) & np.isinf(array) if dtype.kind == "f" else array != raw
-    for index in np.argwhere(wrong):
+    if wrong.any():
+        index = np.argwhere(wrong)[0]
         raise _misfit(raw[tuple(index)].item(), dtype, _at(path, *index))
     return array
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import gymnasium as gym
 from websockets.asyncio.client import ClientConnection
@@ -17,13 +17,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Event, State
 
-from openenv_gym.messages import Reply, Request
+from openenv_gym.errors import SessionLost
+from openenv_gym.messages import WINDOW, Received, Reply, Request
+from openenv_gym.outage import Outage
 from openenv_gym.traffic import Traffic
 
 __all__ = ["Deliver", "FrameConnection", "Link"]
 
 Deliver: TypeAlias = "Callable[[Reply | Exception], None]"
 """Takes the reply to one request, or the error in its place; called exactly once, on the loop thread."""
+
+_PONG: Final = b"\x8a"
+"""How a pong begins on the wire."""
 
 
 class Link(Protocol):
@@ -33,24 +38,33 @@ class Link(Protocol):
         url: the server's WebSocket endpoint.
         slots: the number of envs.
         observation_space: one env's observation space.
+        observation_spaces: each env's.
         action_space: one env's action space.
         metadata: the env's metadata.
         env_name: the environment's name, if the server says it.
+        loss: why all of its episodes went with a session, when they last did; another object each time.
         counters: events since the start, such as ``reconnects`` and ``sessions_lost``.
         notes: what the user should be told once; whoever tells it empties the list.
+        outages: its waits for the server that last now.
         traffic: what was sent and received.
     """
 
     slots: int
     observation_space: gym.Space[Any]
+    observation_spaces: list[gym.Space[Any]]
     action_space: gym.Space[Any]
     metadata: dict[str, Any]
     env_name: str
     notes: list[str]
+    outages: list[Outage]
     traffic: Traffic
 
     @property
     def url(self) -> str:
+        """See the class."""
+
+    @property
+    def loss(self) -> SessionLost | None:
         """See the class."""
 
     @property
@@ -68,17 +82,21 @@ class Link(Protocol):
 
 
 class FrameConnection(ClientConnection):
-    """A WebSocket that hands each message to a callback as it arrives, not to a coroutine one loop turn later."""
+    """A WebSocket that hands each message to a callback as it arrives, not to a coroutine one loop turn later.
+
+    Guarantees: what a peer sends without being asked doesn't pile up here, be it pings or messages.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._on_message: Callable[[bytes], None] | None = None
+        self._on_message: Callable[[Received], None] | None = None
         self._on_lost: Callable[[ConnectionClosed], None] | None = None
-        self._early: list[bytes] = []
-        self._fragments: list[bytes] | None = None
+        self._early: list[Received] = []
+        self._full = False
+        self._fragments: bytearray | None = None
         self._cause: Exception | None = None
 
-    def listen(self, on_message: Callable[[bytes], None], on_lost: Callable[[ConnectionClosed], None]) -> None:
+    def listen(self, on_message: Callable[[Received], None], on_lost: Callable[[ConnectionClosed], None]) -> None:
         """Set or change who is told; messages that came before there was anybody are told now.
 
         Args:
@@ -88,18 +106,19 @@ class FrameConnection(ClientConnection):
         self._on_message, self._on_lost = on_message, on_lost
         while self._early and self._on_message is not None:
             self._on_message(self._early.pop(0))
+        self._read_on()
         if self.protocol.state is State.CLOSED:
             self._tell_lost()
 
-    async def first(self) -> bytes:
+    async def first(self) -> Received:
         """The next message; those that follow it wait for `listen`.
 
         Raises:
             ConnectionClosed: if the connection ends first.
         """
-        message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        message: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
 
-        def take(frame: bytes) -> None:
+        def take(frame: Received) -> None:
             self._on_message = None
             if not message.done():
                 message.set_result(frame)
@@ -114,6 +133,7 @@ class FrameConnection(ClientConnection):
     def ignore(self) -> None:
         """Tell nobody any more."""
         self._on_message, self._on_lost = _ignore, None
+        self._read_on()
 
     async def hang_up(self, timeout_s: float) -> None:
         """Close within a limit, and let go of the socket in any case; never raises."""
@@ -144,6 +164,12 @@ class FrameConnection(ClientConnection):
             self.protocol.send_text(message)
             self.send_data()
 
+    def send_data(self) -> None:
+        """See ``websockets.asyncio.client.ClientConnection``. A peer that takes nothing gets no pongs."""
+        if self.paused:
+            self.protocol.writes = [frame for frame in self.protocol.writes if not frame.startswith(_PONG)]
+        super().send_data()
+
     def process_event(self, event: Event) -> None:
         """See ``websockets.asyncio.client.ClientConnection``: the place to take frames from."""
         if isinstance(event, Frame) and event.opcode in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
@@ -152,19 +178,31 @@ class FrameConnection(ClientConnection):
             super().process_event(event)
 
     def _collect(self, frame: Frame) -> None:
-        if self._fragments is None and frame.fin:
-            self._tell(bytes(frame.data))
-            return
-        self._fragments = [*(self._fragments or ()), bytes(frame.data)]
+        data = frame.data
+        assert not isinstance(data, memoryview)  # which websockets has for frames that it sends
+        if self._fragments is not None:
+            self._fragments += data
+            data = self._fragments
         if frame.fin:
-            message, self._fragments = b"".join(self._fragments), None
-            self._tell(message)
+            self._fragments = None
+            self._tell(data)  # as it is: a copy of 2 MB takes a quarter of a millisecond, for its pages are new
+        elif self._fragments is None:
+            self._fragments = bytearray(data)
 
-    def _tell(self, message: bytes) -> None:
+    def _tell(self, message: Received) -> None:
         if self._on_message is not None:
             self._on_message(message)
-        else:
-            self._early.append(message)
+            return
+        self._early.append(message)
+        limit = self.protocol.max_message_size
+        if len(self._early) > WINDOW or (limit is not None and sum(map(len, self._early)) > limit):
+            self._full = True  # that is more than what a resume brings
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._full:  # else there is nothing to do, and perhaps no transport any more
+            self._full = False
+            self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio when the transport has ended."""
@@ -182,5 +220,5 @@ class FrameConnection(ClientConnection):
             on_lost(error)
 
 
-def _ignore(message: bytes) -> None:
+def _ignore(message: Received) -> None:
     """Drop a message that nobody waits for."""

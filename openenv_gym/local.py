@@ -8,16 +8,16 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import threading
 import urllib.request
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from openenv_gym.display import table
 from openenv_gym.errors import FactoryError, OptionError, ReplyTimeout
+from openenv_gym.extras import install
+from openenv_gym.interpreter import command
 from openenv_gym.registered import spec_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ OWNERS_OPTIONS: Final = {"allow_call": None, "allow_set": None, "allow_get": Non
 
 
 class LocalServer:
-    """A server on a free loopback port, with a random token.
+    """A server on a free loopback port, with a token.
 
     An id (``CartPole-v1``, ``module:EnvId``) or a name (``package.module:callable``) is served by a child process, that
     ends with this one even if this one is killed. A callable is served from a thread of this process, because a closure
@@ -44,6 +44,8 @@ class LocalServer:
     Args:
         env: the environment.
         env_kwargs: keyword arguments for it.
+        workers: processes that share the envs.
+        token: its token; None makes one up.
         start_timeout_s: limit in seconds for the start.
         **options: the fields of `openenv_gym.server.settings.ServerSettings`, such as ``max_envs``. Other than on a
             server for others, all public methods may be called and all public attributes set, and errors bring their
@@ -70,11 +72,12 @@ class LocalServer:
         *,
         env_kwargs: dict[str, Any] | None = None,
         workers: int = 1,
+        token: str | None = None,
         start_timeout_s: float = _START_S,
         **options: Any,
     ) -> None:
         if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
-            raise ImportError("a LocalServer needs the server's packages: pip install 'openenv-gym[server]'")
+            raise ImportError(f"a LocalServer needs the server's packages: {install('server')}")
         if workers < 1:
             raise OptionError(f"workers must be at least 1, not {workers}")
         if workers > 1 and not isinstance(env, str):
@@ -82,7 +85,7 @@ class LocalServer:
                 f"workers={workers} needs an id or 'package.module:callable', which other processes can import; a "
                 "callable is served from this one"
             )
-        self.token = secrets.token_urlsafe(32)
+        self.token = token or secrets.token_urlsafe(32)
         options = {**OWNERS_OPTIONS, "env_kwargs": env_kwargs or {}, **options, "token": self.token}
         self._host: _Host = (
             _ChildProcess(env, options, workers, start_timeout_s)
@@ -144,13 +147,8 @@ class _ChildProcess:
 
     def __init__(self, env: str, options: dict[str, Any], workers: int, start_timeout_s: float) -> None:
         configuration = json.dumps({"env": env, "spec": spec_of(env), "options": plain(options), "workers": workers})
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "openenv_gym.server.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # What this process can import, the child must find too: a script's own folder above all.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-            text=True,
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            command("openenv_gym.server.child"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         _children.add(self)
         timer = threading.Timer(start_timeout_s, self._process.kill)
@@ -169,7 +167,7 @@ class _ChildProcess:
             if not in_time:
                 raise ReplyTimeout("start", "the local server", start_timeout_s)
             error = answer.get("error", f"the server's process ended with exit code {self._process.returncode}")
-            raise FactoryError(env, error)
+            raise FactoryError.told(env, error)
         self.port: int = answer["port"]
 
     def _ask(self, configuration: str) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import functools
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["LoopThread", "client_loop"]
+__all__ = ["LoopThread", "client_loop", "settle"]
 
 _T = TypeVar("_T")
 
@@ -31,11 +31,26 @@ class LoopThread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = _new_loop()
+        self._running: set[asyncio.Task[Any]] = set()
         threading.Thread(target=self.loop.run_forever, name="openenv-gym-client", daemon=True).start()
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         """Run a callback on the loop, from any thread."""
         self.loop.call_soon_threadsafe(callback, *args)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Start a coroutine on the loop, from any thread."""
+
+        async def noted() -> _T:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.add(task)
+            try:
+                return await coroutine
+            finally:
+                self._running.discard(task)
+
+        return asyncio.run_coroutine_threadsafe(noted(), self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
         """Run a coroutine on the loop and wait for it, from any other thread.
@@ -45,7 +60,7 @@ class LoopThread:
         Raises:
             TimeoutError: if it takes longer than ``timeout_s``.
         """
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = self.spawn(coroutine)
         try:
             return future.result(timeout_s)
         except concurrent.futures.TimeoutError:
@@ -55,6 +70,17 @@ class LoopThread:
         finally:
             if not future.done():
                 future.cancel()
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait within the limit until all that was started has ended, also what was cancelled and is clearing up."""
+
+        async def end() -> None:
+            rest = self._running - {asyncio.current_task()}
+            if rest:
+                await asyncio.wait(rest, timeout=timeout_s)
+
+        with contextlib.suppress(TimeoutError):  # a loop that is stuck
+            self.run(end(), timeout_s + 1.0)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -69,12 +95,21 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 _lock = threading.Lock()
 
 
-@functools.lru_cache(maxsize=1)
-def _loop_of(pid: int) -> LoopThread:  # noqa: ARG001 - the cache tells processes apart by it
-    return LoopThread()
+_loops: dict[int, LoopThread] = {}
 
 
 def client_loop() -> LoopThread:
     """This process's loop thread, started at the first call and anew after a fork."""
     with _lock:
-        return _loop_of(os.getpid())
+        pid = os.getpid()
+        if pid not in _loops:
+            _loops.clear()
+            _loops[pid] = LoopThread()
+        return _loops[pid]
+
+
+def settle(timeout_s: float) -> None:
+    """See `LoopThread.settle`, of this process's loop thread if there is one."""
+    loop = _loops.get(os.getpid())
+    if loop is not None:
+        loop.settle(timeout_s)

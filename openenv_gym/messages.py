@@ -65,6 +65,7 @@ __all__ = [
     "Numbered",
     "Observed",
     "Opening",
+    "Received",
     "Render",
     "Reply",
     "Request",
@@ -96,6 +97,9 @@ CONNECTIONS_HEADER: Final = "openenv-gym-connections"
 
 WINDOW: Final = 8
 """Requests that a client may have without a reply, and so replies that a server keeps for a resume."""
+
+Received: TypeAlias = bytes | bytearray
+"""A frame as a connection brings it; it belongs to whoever takes it, and nobody writes into it."""
 
 _DTYPES = {np.dtype(code).str: np.dtype(np.dtype(code).str) for code in "?bBhHiIlLqQefdFD"}
 # By their strings, because "q" would give a longlong where envs expect an int64.
@@ -193,6 +197,13 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
         autoreset_mode: the ``AutoresetMode`` that the client expects of a vector env, which resets its envs by itself.
         typed: send Discrete observations as the envs make them, as `Values`: an ``int`` stays one. A server that
             doesn't know this field sends arrays.
+        observation_space: one env's observation space before trimming as the client wants to see it, described; None
+            takes the server's.
+        action_space: the same for actions.
+        obs_key: the only field of an OpenEnv environment's observations that the client wants.
+        action_key: the only field of its actions.
+        varied: let the bounds of the envs' observation spaces differ, as long as shapes and dtypes are the same.
+        mask_key: the field of an OpenEnv environment's observations that becomes the info ``action_mask``.
     """
 
     version: int
@@ -207,6 +218,12 @@ class Hello(Message, frozen=True, tag=10, kw_only=True):
     process: int | None = None
     autoreset_mode: str | None = None
     typed: bool = False
+    observation_space: dict[str, Any] | None = None
+    action_space: dict[str, Any] | None = None
+    obs_key: str | None = None
+    action_key: str | None = None
+    varied: bool = False
+    mask_key: str | None = None
 
 
 class Welcome(Message, frozen=True, tag=11, kw_only=True):
@@ -226,6 +243,11 @@ class Welcome(Message, frozen=True, tag=11, kw_only=True):
         processes: server processes behind this address.
         autoreset_mode: the mode of the session's vector env, which steps and resets its envs by itself; None for single
             envs, for which each step says the mode.
+        chosen: whether the server heeded the spaces and keys of `Hello`; older servers don't know them.
+        generators: the state of the random generators of the first env's action space
+            (`openenv_gym.spaces.generators`); None if it was never seeded.
+        observation_spaces: each env's observation space where `Hello.varied` lets them differ.
+        mask_key: that of `Hello`, if the server heeded it.
     """
 
     version: int
@@ -240,6 +262,10 @@ class Welcome(Message, frozen=True, tag=11, kw_only=True):
     max_message_bytes: int
     processes: int = 1
     autoreset_mode: str | None = None
+    chosen: bool = False
+    generators: list[bytes | None] | None = None
+    observation_spaces: list[dict[str, Any]] | None = None
+    mask_key: str | None = None
 
 
 class Resume(Message, frozen=True, tag=12, kw_only=True):
@@ -288,11 +314,13 @@ class Reset(Numbered, frozen=True, tag=20):
         slots: the envs to reset; None for all.
         seeds: a packed seed, of any size, or None for each of them; None for no seeds.
         options: packed options or None for each of them; None for no options.
+        sticky: pass the options at each autoreset too, until the env's next `Reset`.
     """
 
     slots: list[int] | None
     seeds: list[Any] | None
     options: list[Any] | None
+    sticky: bool = False
 
 
 class Step(Numbered, frozen=True, tag=21):
@@ -361,9 +389,11 @@ class Render(Numbered, frozen=True, tag=25):
 
     Attributes:
         slots: the envs to render; None for all.
+        png: send a frame as a PNG file, in bytes, where it can be one (`openenv_gym.images.png`).
     """
 
     slots: list[int] | None
+    png: bool = False
 
 
 class State(Numbered, frozen=True, tag=26):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import msgspec
 from openenv_gym.batch_link import BatchLink
 from openenv_gym.dial import Target, dial
 from openenv_gym.discovery import Discovery, Reading, discover
-from openenv_gym.errors import ReplyTimeout, SpaceError
+from openenv_gym.errors import CapacityError, ReplyTimeout, SpaceError
 from openenv_gym.json_channel import JsonChannel
 from openenv_gym.json_link import JsonLink
 from openenv_gym.link import FrameConnection, Link
@@ -22,7 +23,7 @@ from openenv_gym.messages import CONNECTIONS_HEADER, PROCESS_HEADER, SUBPROTOCOL
 from openenv_gym.placement import Placement, shares
 from openenv_gym.resharding import follow
 from openenv_gym.retry import await_room
-from openenv_gym.spaces import same
+from openenv_gym.spaces import alike, same, trim
 
 __all__ = ["PoolSettings", "close_links", "open_links"]
 
@@ -41,8 +42,8 @@ class PoolSettings:
         hello: what to ask such a server for, except the number of envs; servers that don't know the batch dialect send
             everything, and their observations and infos are trimmed here.
         dialect: ``"openenv"`` to speak OpenEnv's dialect to our servers too; None for the best that each has.
-        observation_space: one env's observation space, for servers that don't say it.
-        action_space: one env's action space, for servers that don't say it.
+        observation_space: one env's observation space, for servers that don't say it, or say another one.
+        action_space: one env's action space, for the same.
         reading: what else the user said about the values of such servers.
         open_timeout_s: limit for opening all sessions, the building of their envs included.
         reconnect_timeout_s: limit for resuming a session.
@@ -127,7 +128,7 @@ class _Opening:
             for target, first, mine, connections in zip(settings.targets, firsts, rows, per_server, strict=True)
         )
         links = [link for group in groups for link in group]
-        _check_spaces(links)
+        _check_spaces(links, alike if settings.hello.varied else same)
         if settings.placement is None:
             return links
         return follow(links, settings.placement, settings.hello, settings.reconnect_timeout_s, settings.truncates)
@@ -158,9 +159,19 @@ class _Opening:
                 dialled = itertools.repeat(None)
             elif found.lasting:  # those sessions are made otherwise, and this one's room may be the only one
                 await _give_back(target, first)
-            links = await _all(self._open_json(target, found, next(dialled)) for _ in rows)
+            links = await self._open_each(target, found, [next(dialled) for _ in rows])
         del self._late[rows]
         return links
+
+    async def _open_each(
+        self, target: Target, found: Discovery, dialled: Sequence[FrameConnection | None]
+    ) -> list[Link]:
+        """A link in OpenEnv's dialect for each env."""
+        try:
+            return await _all(self._open_json(target, found, connection) for connection in dialled)
+        except CapacityError as error:  # each asks for its own env, and the user asked for all of them
+            wanted = len(dialled)
+            raise CapacityError(error.url, error.active, error.maximum, wanted, error.keeps_sessions) from None
 
     async def _open_batches(self, target: Target, first: FrameConnection, sizes: Sequence[int]) -> list[Link] | None:
         """Links in the batch dialect, with the server's processes in turn.
@@ -168,21 +179,41 @@ class _Opening:
         Returns:
             the links; None if the server has other spaces there than those that the user wants.
         """
-        wanted = (self._settings.observation_space, self._settings.action_space)
         process = _said(first, PROCESS_HEADER, 0)
         try:
             links = await _all(
                 self._open_batch(target, None if i else first, size, process + i) for i, size in enumerate(sizes)
             )
+            if all(map(self._heeded, links)):
+                return links
         except SpaceError:
-            if None in wanted:
+            if not self._chosen:
                 raise
-            return None  # it doesn't know them, but the user does
-        there = (links[0].observation_space, links[0].action_space)
-        if all(want is None or same(want, have) for want, have in zip(wanted, there, strict=True)):
-            return links
+            return None  # where the user's choice makes no sense, OpenEnv's dialect will say so
         await close_links(links, _CLOSE_S)
         return None
+
+    @property
+    def _chosen(self) -> bool:
+        """Whether the user said anything about the spaces."""
+        settings, hello = self._settings, self._settings.hello
+        said = (settings.observation_space, settings.action_space, hello.obs_key, hello.action_key, hello.mask_key)
+        return any(choice is not None for choice in said)
+
+    def _heeded(self, link: BatchLink) -> bool:
+        """Whether a server has what the user said about the spaces."""
+        settings, hello = self._settings, self._settings.hello
+        if (hello.obs_key, hello.action_key) != (None, None) and not link.welcome.chosen:
+            return False
+        if hello.mask_key != link.welcome.mask_key:
+            return False
+        observation_space, action_space = settings.observation_space, settings.action_space
+        if observation_space is not None:
+            observation_space = trim(
+                observation_space, include=hello.include, exclude=hello.exclude, dtype=hello.obs_dtype
+            )
+        wanted, there = (observation_space, action_space), (link.observation_space, link.action_space)
+        return all(want is None or same(want, have) for want, have in zip(wanted, there, strict=True))
 
     async def _discover(self, target: Target, first: FrameConnection) -> tuple[Discovery, bool]:
         """What a server says, and whether its first connection was used up for that."""
@@ -198,7 +229,7 @@ class _Opening:
             form = found.form.trimmed(settings.hello)
         except SpaceError as error:
             raise SpaceError(f"{target.url}: {error}") from None  # as a server of ours would say it
-        return Discovery(form, found.lasting and settings.openenv_sessions), used
+        return dataclasses.replace(found, form=form, lasting=found.lasting and settings.openenv_sessions), used
 
     async def _open_batch(self, target: Target, connection: FrameConnection | None, slots: int, process: int) -> Link:
         hello = msgspec.structs.replace(self._settings.hello, num_envs=slots, process=process)
@@ -214,6 +245,9 @@ class _Opening:
             lasting=found.lasting,
             reconnect_timeout_s=self._settings.reconnect_timeout_s,
             max_episode_steps=self._settings.hello.max_episode_steps,
+            typed=self._settings.hello.typed,
+            metadata=found.metadata,
+            render_mode=self._settings.hello.render_mode,
         )
         self._links.append(link)
         if not found.lasting and connection is None:
@@ -265,10 +299,10 @@ async def _all(coroutines: Any) -> list[Any]:
         raise
 
 
-def _check_spaces(links: Sequence[Link]) -> None:
+def _check_spaces(links: Sequence[Link], agree: Callable[[gym.Space[Any], gym.Space[Any]], bool]) -> None:
     first = links[0]
     for other in links[1:]:
-        for name in ("observation_space", "action_space"):
+        for name, equal in (("observation_space", agree), ("action_space", same)):
             ours, theirs = getattr(first, name), getattr(other, name)
-            if not same(ours, theirs):
+            if not equal(ours, theirs):
                 raise SpaceError(f"{first.url} has {name} {ours}, but {other.url} has {theirs}")

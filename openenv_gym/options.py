@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from ssl import SSLContext, create_default_context
 from typing import Any, Literal
 
 import gymnasium as gym
+from gymnasium.vector import AutoresetMode
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from openenv_gym.dial import Target, default_url, websocket_url
 from openenv_gym.discovery import Reading
-from openenv_gym.errors import OptionError
+from openenv_gym.errors import OptionError, SpaceError
+from openenv_gym.images import from_png
 from openenv_gym.launcher import Launcher
 from openenv_gym.messages import PROTOCOL_VERSION, Hello
 from openenv_gym.placement import Placement
 from openenv_gym.pool import PoolSettings
+from openenv_gym.spaces import describe
 
-__all__ = ["RemoteOptions"]
+__all__ = ["RemoteOptions", "checked_mode"]
 
 
 class RemoteOptions(BaseModel):
@@ -38,6 +42,8 @@ class RemoteOptions(BaseModel):
         obs_dtype: dtype to cast Box observations to before sending, or a dtype by dotted path.
         info_keys: info keys to send; None for all.
         render_mode: the envs' render mode.
+        frames: how frames travel from our servers: ``"raw"``, or compressed without loss as ``"png"``, which spares a
+            slow link and costs the server time. Frames other than of uint8 in grey or RGB stay raw.
         max_episode_steps: truncate episodes at this length; None and -1 leave the env's own limit.
         token: the bearer token; None takes ``$OPENENV_GYM_TOKEN``.
         headers: more headers for the handshake.
@@ -52,18 +58,23 @@ class RemoteOptions(BaseModel):
         ping_timeout_s: seconds after which a missing pong breaks the connection; None waits for ever.
         on_lost: what to do about rows whose session is gone: ``"truncate"`` or ``"raise"``.
         observation_space: one env's observation space, for OpenEnv servers, which don't say it; None infers it from
-            the server's schema and one reset (see `openenv_gym.inference`). It is the space before trimming.
+            the server's schema and one reset (see `openenv_gym.inference`). It is the space before trimming. Our own
+            servers take this, the next three and ``mask_key`` for what they host; what they can't do is done in
+            OpenEnv's dialect.
         action_space: one env's action space, for OpenEnv servers; None infers it.
-        obs_key: the only observation field to use. This and the next four are for OpenEnv's dialect, and select it.
+        obs_key: the only observation field of an OpenEnv environment to use.
         action_key: the only action field to use.
-        encode_action: a function that makes an action's fields from a value of the action space.
+        encode_action: a function that makes an action's fields from a value of the action space. This and the next are
+            for OpenEnv's dialect, and select it: one JSON message for each env.
         decode_observation: a function that makes a value of the observation space from an observation's fields.
         mask_key: an observation field that lists the allowed actions, or a flag for each; it becomes the info
             ``action_mask``.
         dialect: ``"openenv"`` to speak OpenEnv's dialect to any server; None for the best that each speaks.
         openenv_sessions: use OpenEnv's session API where a server has it, so that an episode survives a broken
-            connection. Such a server keeps the sessions of a process that was killed, for ever by default; with False a
-            session ends with its connection.
+            connection. A small second process closes the sessions if this one is killed; of a machine that failed the
+            server keeps them, for ever by default. With False a session ends with its connection. But then a server
+            with a ``session_timeout`` closes the env of a session that pauses for longer, and goes on stepping the
+            closed env as if nothing had happened.
         ca_file: PEM file with the certificate authorities to trust for ``https`` and ``wss``; None takes the system's.
         ssl: TLS settings where a file of authorities isn't enough, such as a certificate of the client's.
     """
@@ -77,6 +88,7 @@ class RemoteOptions(BaseModel):
     obs_dtype: str | dict[str, str] | None = None
     info_keys: tuple[str, ...] | None = None
     render_mode: str | None = None
+    frames: Literal["raw", "png"] = "raw"
     max_episode_steps: int | None = Field(default=None, ge=-1)
     token: SecretStr | None = None
     headers: dict[str, str] | None = Field(default=None, repr=False)
@@ -103,8 +115,12 @@ class RemoteOptions(BaseModel):
     ssl: SSLContext | None = Field(default=None, repr=False)
 
     @classmethod
-    def from_kwargs(cls, options: Mapping[str, Any]) -> RemoteOptions:
+    def from_kwargs(cls, options: Mapping[str, Any], *, also: Iterable[str] = ()) -> RemoteOptions:
         """Validate keyword arguments.
+
+        Args:
+            options: the arguments.
+            also: names of other arguments that the user may have meant.
 
         Raises:
             OptionError: naming each option that is unknown or has a bad value. Values aren't shown: one may be a token.
@@ -112,10 +128,8 @@ class RemoteOptions(BaseModel):
         try:
             return cls(**options)
         except ValidationError as error:
-            problems = [
-                f"unknown option {e['loc'][0]!r}" if e["type"] == "extra_forbidden" else f"{e['loc'][0]}: {e['msg']}"
-                for e in error.errors(include_input=False, include_url=False)
-            ]
+            known = {*cls.model_fields, *also}
+            problems = [_problem(e, options, known) for e in error.errors(include_input=False, include_url=False)]
         # Out here, because pydantic's error holds the values, and would be this one's context.
         raise OptionError("; ".join(problems))
 
@@ -138,15 +152,37 @@ class RemoteOptions(BaseModel):
         """The limit for a reset."""
         return self.reset_timeout_s if self.reset_timeout_s is not None else self.message_timeout_s
 
-    def pool_settings(self, num_envs: int, autoreset_mode: str | None = None, *, typed: bool = False) -> PoolSettings:
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message in bytes."""
+        return int(self.max_message_size_mb * 1024 * 1024)
+
+    @property
+    def png(self) -> bool:
+        """Whether frames travel as PNG files."""
+        return self.frames == "png"
+
+    def frame_of(self, sent: Any) -> Any:
+        """What an env rendered, from what a server sent for it.
+
+        Raises:
+            RemoteProtocolError: for a PNG file that isn't one of our servers', or whose frame is larger than a message
+                may be.
+        """
+        return from_png(sent, self.max_message_bytes) if self.png and isinstance(sent, bytes) else sent
+
+    def pool_settings(
+        self, num_envs: int, autoreset_mode: str | None = None, *, typed: bool = False, varied: bool = False
+    ) -> PoolSettings:
         """How a pool connects for these options.
 
         Args:
             num_envs: the number of envs.
             autoreset_mode: the ``AutoresetMode`` that a vector env shall have; None where none would do.
             typed: have Discrete observations in the types that the envs give them.
+            varied: let the bounds of the envs' observation spaces differ.
         """
-        limit = int(self.max_message_size_mb * 1024 * 1024)
+        limit = self.max_message_bytes
         launcher = self.base_url if isinstance(self.base_url, Launcher) else None
         template = Target(
             "",
@@ -175,6 +211,12 @@ class RemoteOptions(BaseModel):
             max_message_bytes=limit,
             autoreset_mode=autoreset_mode,
             typed=typed,
+            varied=varied,
+            observation_space=_described(self.observation_space),
+            action_space=_described(self.action_space),
+            obs_key=self.obs_key,
+            action_key=self.action_key,
+            mask_key=self.mask_key,
         )
         reading = Reading(self.obs_key, self.action_key, self.encode_action, self.decode_observation, self.mask_key)
         return PoolSettings(
@@ -182,7 +224,7 @@ class RemoteOptions(BaseModel):
             num_envs=num_envs,
             connections=self.connections,
             hello=hello,
-            dialect="openenv" if reading != Reading() else self.dialect,
+            dialect="openenv" if reading.needs_fields else self.dialect,
             reading=reading,
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -210,5 +252,44 @@ class RemoteOptions(BaseModel):
         return (launcher.token if launcher is not None else None) or os.environ.get("OPENENV_GYM_TOKEN") or None
 
 
+def checked_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    """The autoreset mode of this name.
+
+    Raises:
+        OptionError: if there is none.
+    """
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in AutoresetMode)
+        raise OptionError(f"autoreset_mode is one of {known}, not {mode!r}") from None
+
+
+def _problem(error: Any, options: Mapping[str, Any], known: Iterable[str]) -> str:
+    """What pydantic found wrong with an option."""
+    name = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        return _unknown(name, known)
+    given = options[name]
+    hint = f", such as {(given,)!r}" if error["type"] == "tuple_type" and isinstance(given, str) else ""
+    return f"{name}: {error['msg']}{hint}"
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    if name == "num_envs":
+        return "unknown option 'num_envs': gym.make makes one env, and gym.make_vec several"
+    ends = [other for other in sorted(known) if other.endswith(f"_{name}")]  # such as url, of base_url
+    close = difflib.get_close_matches(name, sorted(known), 1) or ends[:1]
+    return f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
+
+
+def _described(space: gym.Space[Any] | None) -> dict[str, Any] | None:
+    """The space as data; None also for one of a class of the user's own, which no server knows."""
+    try:
+        return None if space is None else describe(space)
+    except SpaceError:
+        return None

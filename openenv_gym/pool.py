@@ -6,7 +6,6 @@ decision.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from openenv_gym.errors import LocalProtocolError, ReplyTimeout
+from openenv_gym.errors import ConnectFailed, LocalProtocolError, ReplyTimeout
 from openenv_gym.link import Link
 from openenv_gym.loop import LoopThread, client_loop
 from openenv_gym.messages import Reply, Request, Step, Stepped
@@ -25,6 +24,8 @@ from openenv_gym.stats import Trip
 __all__ = ["Pool", "PoolSettings", "close_all"]
 
 _CLOSE_S: Final = 2.0
+_LOOK_S: Final = 1.0
+"""How often a caller that waits looks at what it waits for, in seconds."""
 
 
 class _Call:
@@ -71,6 +72,7 @@ class Pool:
     Attributes:
         links: the links, in row order.
         rows: the rows of each link.
+        meanwhile: called about once a second, on the caller's thread, while a call waits.
 
     Raises:
         ConnectFailed: or another error of `openenv_gym.errors`, after all connections were closed again.
@@ -79,11 +81,15 @@ class Pool:
     def __init__(self, settings: PoolSettings) -> None:
         self.links: list[Link] = []
         self.rows: list[range] = []
+        self.meanwhile: Callable[[], object] = lambda: None
         self._settings = settings
         self._loop: LoopThread = client_loop()
         self._pid = os.getpid()
         self._open = True
-        self.links = self._loop.run(open_links(settings))
+        try:
+            self.links = self._loop.run(open_links(settings))
+        except ConnectFailed as error:  # its text says all; below it are dozens of frames of the loop thread
+            raise error.with_traceback(None) from None
         first = 0
         for link in self.links:
             self.rows.append(range(first, first + link.slots))
@@ -128,7 +134,7 @@ class Pool:
     ) -> list[Reply | Exception]:
         """Wait for what `start` sent; see `call`."""
         try:
-            in_time = call.wait(timeout_s)
+            in_time = self.look_out(call.wait, timeout_s)
         except BaseException:
             self._abandon(call, requests)
             raise
@@ -142,6 +148,23 @@ class Pool:
             phase, self.links[late[0]].url, timeout_s, tuple(row for i in late for row in self.rows[i])
         )
         return [timeout if result is None else result for result in results]
+
+    def look_out(self, wait: Callable[[float], bool], timeout_s: float) -> bool:
+        """Wait in short turns, with `meanwhile` between them.
+
+        Args:
+            wait: waits for so many seconds at most, and says whether that was enough.
+            timeout_s: total limit.
+
+        Returns:
+            whether it was within the limit.
+        """
+        end = time.monotonic() + timeout_s
+        while not wait(max(min(_LOOK_S, end - time.monotonic()), 0.0)):
+            if time.monotonic() >= end:
+                return False
+            self.meanwhile()
+        return True
 
     def trip(self, call: _Call, requests: Sequence[tuple[int, Request]]) -> Trip | None:
         """When a call's slowest request, the one answered last, passed each point of its way.
@@ -184,7 +207,7 @@ class Pool:
         """Start closing without waiting, for finalisers."""
         links = self.leave()
         if links:
-            self._loop.call_soon(lambda: asyncio.ensure_future(close_links(links, _CLOSE_S)))
+            self._loop.spawn(close_links(links, _CLOSE_S))
 
     def leave(self) -> list[Link]:
         """What is left to be closed, for whoever asks first; nothing in a forked child."""

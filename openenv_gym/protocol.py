@@ -29,7 +29,18 @@ import msgspec
 
 from openenv_gym import codec
 from openenv_gym.errors import LocalProtocolError, MessageTooLarge, ProtocolVersionError, RemoteProtocolError
-from openenv_gym.messages import PROTOCOL_VERSION, WINDOW, Failed, Hello, Reply, Request, Resume, Resumed, Welcome
+from openenv_gym.messages import (
+    PROTOCOL_VERSION,
+    WINDOW,
+    Failed,
+    Hello,
+    Received,
+    Reply,
+    Request,
+    Resume,
+    Resumed,
+    Welcome,
+)
 
 __all__ = ["ClientProtocol", "ClientState", "ServerProtocol"]
 
@@ -96,7 +107,7 @@ class ClientProtocol:
             )
         )
 
-    def answer(self, frame: bytes) -> Failed | list[bytes]:
+    def answer(self, frame: Received) -> Failed | list[bytes]:
         """Take the server's answer to `hello` or `resume`.
 
         Args:
@@ -158,7 +169,7 @@ class ClientProtocol:
         self.pending[id] = frame
         return id, frame
 
-    def receive(self, frame: bytes) -> Reply | None:
+    def receive(self, frame: Received) -> Reply | None:
         """Take a reply.
 
         Args:
@@ -219,7 +230,7 @@ class ServerProtocol:
         self.received = 0
         self.replies: dict[int, bytes] = {}
 
-    def receive(self, frame: bytes) -> Request | None:
+    def receive(self, frame: Received) -> Request | None:
         """Take a request.
 
         Args:

@@ -12,10 +12,11 @@ import msgspec
 from openenv_gym.batch_link import BatchLink
 from openenv_gym.errors import ConnectFailed, OpenEnvGymError, SpaceError
 from openenv_gym.launcher import ServerAddress
+from openenv_gym.legs import Leg
 from openenv_gym.link import Link
 from openenv_gym.messages import Hello
 from openenv_gym.placement import Placement, moves
-from openenv_gym.shard import Leg, Shard
+from openenv_gym.shard import Shard
 from openenv_gym.spaces import same
 
 __all__ = ["follow"]
@@ -74,33 +75,32 @@ class _Watch:
         wanted = iter(self._wanted(self._placement.open(servers)))
         for shard in self._shards:
             names = [next(wanted) for _ in range(shard.slots)]
-            if shard.movable:
-                await self._bind(shard, names, servers)
-                await shard.drop_empty(_CLOSE_S)
+            await self._bind(shard, names, servers)
+            await shard.drop_empty(_CLOSE_S)
 
     def _wanted(self, names: Sequence[str]) -> list[str | None]:
         """The server that each row has to move to; None for those that stay."""
-        homes = [home for shard in self._shards for home in shard.homes]
+        homes = [home for shard in self._shards for home in shard.legs.homes]
         found = moves(homes, names)
         return [found.get(row) for row in range(len(homes))]
 
     async def _bind(self, shard: Shard, names: Sequence[str | None], servers: Mapping[str, ServerAddress]) -> None:
-        for slot, leg in list(shard.bound.items()):
+        for slot, leg in list(shard.legs.bound.items()):
             if leg.server != names[slot]:
-                shard.unbind(slot)
+                shard.legs.unbind(slot)
         todo: dict[str, list[int]] = {}
         for slot, name in enumerate(names):
-            if name is not None and slot not in shard.bound:
+            if name is not None and slot not in shard.legs.bound:
                 todo.setdefault(name, []).append(slot)
         for name, slots in todo.items():
             legs = await self._legs(shard, name, len(slots), servers)
             # Rows may have moved in the meantime, but only those that were bound, and these weren't.
             for slot in slots:
-                shard.bind(slot, next(leg for leg in legs if leg.free))
+                shard.legs.bind(slot, next(leg for leg in legs if leg.free))
 
     async def _legs(self, shard: Shard, name: str, count: int, servers: Mapping[str, ServerAddress]) -> list[Leg]:
         """Sessions on a server with this many free envs in all; what is missing is opened."""
-        legs = [leg for leg in shard.legs if leg.server == name and leg.free]
+        legs = [leg for leg in shard.legs.all if leg.server == name and leg.free]
         missing = count - sum(leg.free for leg in legs)
         if missing > 0:
             hello = msgspec.structs.replace(self._hello, num_envs=missing)

@@ -18,6 +18,7 @@ from openenv_gym.errors import (
     SpaceError,
     Unauthorized,
 )
+from openenv_gym.outage import Outage
 
 __all__ = ["await_room", "insist", "reason_of"]
 
@@ -29,7 +30,13 @@ _FINAL: Final = (SessionLost, Unauthorized, ProtocolError, RemoteEnvError, Space
 
 
 async def insist(
-    attempt: Callable[[], Awaitable[None]], limit_s: float, url: str, error: OpenEnvGymError | None = None
+    attempt: Callable[[], Awaitable[None]],
+    limit_s: float,
+    url: str,
+    error: OpenEnvGymError | None = None,
+    *,
+    outages: list[Outage],
+    anew: bool = False,
 ) -> None:
     """Try until it works, with growing, fully jittered pauses, at least once.
 
@@ -38,14 +45,25 @@ async def insist(
         limit_s: total limit.
         url: the server, for the error.
         error: why there is something to try.
+        outages: lists this wait while it lasts, for those who want to tell of it.
+        anew: whether it is for a new session.
 
     Raises:
         SessionLost: if it didn't work within the limit, with the last attempt's reason.
         CapacityError: if that was the last attempt's reason.
         OpenEnvGymError: an attempt's own error, if it is of a kind that waiting doesn't change.
     """
+    outage = Outage(url, limit_s, "no answer yet" if error is None else reason_of(error), anew)
+    outages.append(outage)
+    try:
+        await _insist(attempt, outage, error)
+    finally:
+        outages.remove(outage)
+
+
+async def _insist(attempt: Callable[[], Awaitable[None]], outage: Outage, error: OpenEnvGymError | None) -> None:
     loop = asyncio.get_running_loop()
-    end = loop.time() + limit_s
+    end = loop.time() + outage.limit_s
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
@@ -54,11 +72,13 @@ async def insist(
             raise
         except (OpenEnvGymError, TimeoutError, asyncio.TimeoutError) as failure:
             error = failure if isinstance(failure, OpenEnvGymError) else error
+        if error is not None:
+            outage.reason = reason_of(error)
         if loop.time() >= end:
             if isinstance(error, CapacityError):
                 raise error
             why = "" if error is None else f": {reason_of(error)}"
-            raise SessionLost(url, f"not reconnected within {limit_s:g} second(s){why}")
+            raise SessionLost(outage.url, f"not reconnected within {outage.limit_s:g} second(s){why}")
         # Full jitter: after a server's restart its clients must not come back all at once.
         await asyncio.sleep(random.uniform(0, min(pause_s, max(end - loop.time(), 0))))  # noqa: S311
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -8,106 +8,33 @@ after a timeout, an interrupt or a lost session it asks for a reset first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
 from openenv_gym.actions import to_batch
 from openenv_gym.asking import Ask
-from openenv_gym.batching import BatchReader, Part, rows_of
+from openenv_gym.batching import BatchReader, rows_of
 from openenv_gym.codec import pack, unpack
 from openenv_gym.errors import (
-    RemoteEnvError,
-    RemoteProtocolError,
+    MessageTooLarge,
     ReplyTimeout,
     SessionLost,
-    batch_error,
-    ranges,
     remote_env_error,
 )
-from openenv_gym.infos import CONNECTION_LOST, join_infos, merge_infos
+from openenv_gym.infos import CONNECTION_LOST
 from openenv_gym.leaf_values import LeafValues
 from openenv_gym.messages import EnvFailure, Observed, Reply, Request, Reset, Returned, Step, Stepped
+from openenv_gym.notices import Notices
+from openenv_gym.outcomes import Ending, Pending, Resets, Steps, raise_all, unexpected
 from openenv_gym.pool import Pool
 from openenv_gym.stats import Recorder, Stats
+from openenv_gym.sticky_options import StickyOptions
 
-__all__ = ["CONNECTION_LOST", "Ending", "Pending", "Resets", "Rollout", "Steps", "raise_all", "warn"]
-
-
-@dataclass
-class Ending:
-    """How an episode ended whose env was reset in the same step.
-
-    Attributes:
-        row: the env.
-        observation: the episode's last observation.
-        info: its last info.
-    """
-
-    row: int
-    observation: Any
-    info: dict[str, Any]
-
-
-@dataclass
-class Resets:
-    """What a reset gave.
-
-    Attributes:
-        parts: rows and their observations.
-        infos: row and info of each env that has one.
-        vector_infos: rows, and the infos of the vector env that has them.
-    """
-
-    parts: list[Part] = field(default_factory=list)
-    infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    vector_infos: list[tuple[Sequence[int], dict[Any, Any]]] = field(default_factory=list)
-
-    def merged_infos(self, num_envs: int) -> dict[Any, Any]:
-        """The infos as one vector info."""
-        return {**merge_infos(self.infos, num_envs), **join_infos(self.vector_infos, num_envs)}
-
-
-@dataclass
-class Steps(Resets):
-    """What a step gave; the arrays have one entry for each row and belong to the caller.
-
-    Attributes:
-        rewards: float64; of a single vector env in its own dtype.
-        terminated: bool.
-        truncated: bool.
-        endings: the episodes that ended in a same-step autoreset.
-    """
-
-    rewards: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
-    terminated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    truncated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    endings: list[Ending] = field(default_factory=list)
-
-
-@dataclass
-class Pending:
-    """What was sent and not yet waited for.
-
-    Attributes:
-        phase: ``reset``, ``step`` or another request's name.
-        requests: link index and request.
-        call: what the pool waits for.
-        autoreset: the mode of a step.
-        rows: the rows that were asked, in the order of the answer.
-        begun: which rows had an episode.
-    """
-
-    phase: str
-    requests: list[tuple[int, Request]]
-    call: Any
-    autoreset: AutoresetMode | None = None
-    rows: list[int] = field(default_factory=list)
-    begun: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+__all__ = ["CONNECTION_LOST", "EpisodeOver", "Rollout"]
 
 
 class Rollout:
@@ -120,34 +47,44 @@ class Rollout:
         warn: called with what the user should be told, once for each cause.
         copy: give out fresh observations each time.
         typed: keep the types of Discrete observations; see `BatchReader`.
+        sticky_options: pass the options of a reset at the autoresets that follow it, too.
 
     Attributes:
         pool: the connections.
         reader: puts observations together, and remembers the last of each row.
         begun: the rows with an episode to go on with.
         over: the rows whose episode ended in their last step.
-        lost_links: the links whose session is gone, unless a reset has opened a new one.
         orphans: rows whose episode went with its session, which their next step has to report.
         truncated: rows for which that was reported, and whose next step is the reset of a new episode.
+        sticky: the options that autoresets pass.
         recorder: counts the steps, and notes where their time goes.
+        notices: what the user is told.
     """
 
     def __init__(
-        self, pool: Pool, *, on_lost: str, warn: Callable[[str], None], copy: bool = True, typed: bool = False
+        self,
+        pool: Pool,
+        *,
+        on_lost: str,
+        warn: Callable[[str], None],
+        copy: bool = True,
+        typed: bool = False,
+        sticky_options: bool = False,
     ) -> None:
         self.pool = pool
         self.num_envs = sum(len(rows) for rows in pool.rows)
         self.recorder = Recorder()
+        self.notices = Notices(warn)
+        pool.meanwhile = partial(self.notices.tell_outages, pool.links)
         self.reader = BatchReader(pool.links[0].observation_space, self.num_envs, copy=copy, typed=typed)
+        self.sticky = StickyOptions()
+        self._sticks = sticky_options
         self._on_lost = on_lost
-        self._warn = warn
-        self._told: set[str] = set()
         self.begun = np.zeros(self.num_envs, np.bool_)
         self.over = np.zeros(self.num_envs, np.bool_)
-        self.lost_links: set[int] = set()
         self.orphans: set[int] = set()
         self.truncated: set[int] = set()
-        self._lost_rows: dict[str, list[int]] = {}
+        self._losses = [link.loss for link in pool.links]
 
     # ------------------------------------------------------------------------------------------------ reset
 
@@ -175,7 +112,9 @@ class Rollout:
         requests: list[tuple[int, Request]] = []
         for i, mine in self._by_link(rows):
             given = _some([pack(seeds[row], "seed") for row in mine]), _packed([options[row] for row in mine])
-            requests.append((i, Reset(0, _slots(self.pool.rows[i], mine), *given)))
+            request = Reset(0, _slots(self.pool.rows[i], mine), *given, self._sticks)
+            self.sticky.keep(request, mine)
+            requests.append((i, request))
         return self._send("reset", requests)
 
     def finish_reset(self, pending: Pending, timeout_s: float) -> Resets:
@@ -194,19 +133,17 @@ class Rollout:
                 self._take_observed(i, request, reply, result)
                 errors += self.errors_of(i, reply.failures)
             else:
-                errors.append(_unexpected(reply))
-        self.tell_notes()
+                errors.append(unexpected(reply))
+        self.notices.tell_noted(self.pool.links)
         raise_all(errors)
         return result
 
     def _take_observed(self, link: int, request: Reset, reply: Observed, result: Resets) -> list[int]:
         of_link = self.pool.rows[link]
-        if link in self.lost_links:  # the envs are new, and those that this reset leaves out have no episode
-            self.begun[list(of_link)] = False
-            self.lost_links.discard(link)
-            self.orphans.difference_update(of_link)
-            self.truncated.difference_update(of_link)
         rows = self._rows_of(link, request)
+        loss = self.notice_loss(link)
+        if loss is not None:  # this reset has made new envs of all rows
+            self._take_unnoticed(sorted(set(of_link).difference(rows, self.truncated)), loss)
         self.orphans.difference_update(rows)
         self.truncated.difference_update(rows)
         failed = {of_link[failure.slot] for failure in reply.failures}
@@ -219,7 +156,7 @@ class Rollout:
             result.vector_infos.append((of_link, unpack(reply.vector_infos)))
         if reply.unseeded:
             name = self.pool.links[link].env_name or self.pool.links[link].url
-            self._tell(f"{name} ignores seeds: its reset() takes none")
+            self.notices.tell(f"{name} ignores seeds: its reset() takes none")
         return rows
 
     # ------------------------------------------------------------------------------------------------- step
@@ -240,7 +177,7 @@ class Rollout:
         requests: list[tuple[int, Request]] = []
         for i, rows in enumerate(self.pool.rows):
             if self.truncated and self.truncated.issuperset(rows):  # this step starts new episodes
-                requests.append((i, Reset(0, None, None, None)))
+                requests.append((i, self.sticky.beginning(rows)))
             else:
                 batch = to_batch(actions, slice(rows.start, rows.stop))
                 requests.append((i, Step(0, None, batch, mode, self.recorder.collecting)))
@@ -265,58 +202,40 @@ class Rollout:
         self.recorder.wait()
         replies = self._wait(pending, timeout_s)
         self.recorder.take(self.pool.trip(pending.call, pending.requests) if self.recorder.collecting else None)
-        result = self.no_steps()
+        result = Steps.of(self.num_envs)
+        self.take_stepped(
+            [
+                (self.pool.rows[i], reply)
+                for (i, _), reply in zip(pending.requests, replies, strict=True)
+                if isinstance(reply, Stepped)
+            ],
+            result,
+        )
         errors: list[Exception] = []
         for (i, request), reply in zip(pending.requests, replies, strict=True):
             if isinstance(reply, Stepped):
-                self.take_stepped(self.pool.rows[i], reply, result)
                 errors += self.errors_of(i, reply.failures)
             elif isinstance(reply, Observed) and isinstance(request, Reset):
                 self._take_observed(i, request, reply, result)
                 errors += self.errors_of(i, reply.failures)
             elif isinstance(reply, SessionLost) and isinstance(request, Step):
                 errors += self._take_lost(i, reply, result, pending.autoreset, timeout_s)
+            elif isinstance(reply, MessageTooLarge):  # the step was taken, but nobody knows what it led to
+                self.begun[list(self.pool.rows[i])] = False
+                errors.append(reply)
             else:
-                errors.append(_unexpected(reply))
+                errors.append(unexpected(reply))
         np.logical_or(result.terminated, result.truncated, out=self.over)
-        self.tell_notes()
+        self.notices.tell_noted(self.pool.links)
+        if errors:
+            self.reader.keep(result.parts)  # a reset of some rows gives the latest of the others
         raise_all(errors)
         return result
 
-    def no_steps(self) -> Steps:
-        """A result to be filled."""
-        return Steps(
-            rewards=np.zeros(self.num_envs),
-            terminated=np.zeros(self.num_envs, np.bool_),
-            truncated=np.zeros(self.num_envs, np.bool_),
-        )
-
-    def take_stepped(self, rows: Sequence[int], reply: Stepped, result: Steps) -> None:
-        """Put a reply for these rows into a result."""
-        part = slice(rows.start, rows.stop) if isinstance(rows, range) else list(rows)
-        result.parts.append((part, reply.observations))
-        self.recorder.env_steps += len(rows)
-        try:
-            rewards = reply.rewards.numpy()
-            if reply.vector_infos is not None and rewards.shape == result.rewards.shape:
-                result.rewards = rewards.copy()
-            result.rewards[part] = rewards
-            result.terminated[part] = reply.terminated.numpy()
-            result.truncated[part] = reply.truncated.numpy()
-        except ValueError as error:
-            raise RemoteProtocolError(f"a step's reply is malformed: {error}") from None
-        if reply.infos:
-            result.infos += [(rows[position], unpack(info)) for position, info in reply.infos.items()]
-        if reply.vector_infos is not None:
-            result.vector_infos.append((rows, unpack(reply.vector_infos)))
-        if reply.final is not None:
-            observations = self.reader.rows(reply.final.observations, len(reply.final.positions))
-            result.endings += [
-                Ending(rows[position], observation, unpack(info))
-                for position, observation, info in zip(
-                    reply.final.positions, observations, reply.final.infos, strict=True
-                )
-            ]
+    def take_stepped(self, stepped: Sequence[tuple[Sequence[int], Stepped]], result: Steps) -> None:
+        """Put the replies for some rows each into a result."""
+        result.take(stepped, self.reader.rows)
+        self.recorder.env_steps += sum(len(rows) for rows, _ in stepped)
 
     # -------------------------------------------------------------------------------------- lost sessions
 
@@ -325,25 +244,39 @@ class Rollout:
     ) -> list[Exception]:
         """Report a lost session's rows as truncated; under same-step autoreset also start their next episodes."""
         rows = self.pool.rows[link]
+        self.notice_loss(link)
         if self._on_lost == "raise":
             self.begun[list(rows)] = False
             return [error]
-        self.lost_links.add(link)
         self.truncated.update(rows)
-        self.note_lost(error, rows)
+        self.notices.note_lost(error, rows)
         result.truncated[list(rows)] = True
         endings = [Ending(row, self.reader.last(row), {CONNECTION_LOST: True}) for row in rows]
         if autoreset is None:  # a single env's caller must reset it
             self.begun[list(rows)] = False
         if autoreset is AutoresetMode.SAME_STEP:
-            request = Reset(0, None, None, None)
+            request = self.sticky.beginning(rows)
             (reply,) = self.pool.call([(link, request)], "reset", timeout_s)
             if not isinstance(reply, Observed):
-                return [_unexpected(reply)]
+                return [unexpected(reply)]
             self._take_observed(link, request, reply, result)
             result.endings += endings
         result.infos += [(row, {CONNECTION_LOST: True}) for row in rows]
         return []
+
+    def notice_loss(self, link: int) -> SessionLost | None:
+        """Take note of a link's last lost session; None if there is none that nothing has told of yet."""
+        known, loss = self._losses[link], self.pool.links[link].loss
+        self._losses[link] = loss
+        return None if loss is known else loss
+
+    def _take_unnoticed(self, rows: list[int], loss: SessionLost) -> None:
+        """Take rows whose session was lost while nobody asked for anything there: their next step tells it."""
+        if self._on_lost == "raise":
+            self.begun[rows] = False
+        elif rows:
+            self.orphans.update(rows)
+            self.notices.note_lost(loss, rows)
 
     # ----------------------------------------------------------------------------------------- other calls
 
@@ -380,7 +313,7 @@ class Rollout:
                 values.update(zip(self._rows_of(i, request), (unpack(value) for value in reply.values), strict=True))
                 errors += self.errors_of(i, reply.failures)
             else:
-                errors.append(_unexpected(reply))
+                errors.append(unexpected(reply))
         raise_all(errors)
         return [values[row] for row in pending.rows]
 
@@ -429,30 +362,6 @@ class Rollout:
         rows = self.pool.rows[link]
         return [remote_env_error(f.code, f.type, f.message, rows[f.slot], f.traceback) for f in failures]
 
-    def _tell(self, text: str, key: str | None = None) -> None:
-        if (key or text) not in self._told:
-            self._told.add(key or text)
-            self._warn(text)
-
-    def note_lost(self, error: SessionLost, rows: Sequence[int]) -> None:
-        """Note rows that are truncated since their session is gone; `tell_notes` tells the user."""
-        self._lost_rows.setdefault(str(error), []).extend(rows)
-
-    def tell_notes(self) -> None:
-        """Tell the user what was noted."""
-        for cause, rows in self._lost_rows.items():  # one warning, though each row may have a connection of its own
-            which = f"row {rows[0]} is" if len(rows) == 1 else f"rows {ranges(rows)} are"
-            self._tell(f"{cause}: {which} truncated", key=cause)
-        self._lost_rows.clear()
-        for link in self.pool.links:
-            while link.notes:
-                self._tell(link.notes.pop())
-
-
-def warn(text: str) -> None:
-    """Tell the user something with Gymnasium's logger, which formats what it is given."""
-    gym.logger.warn("%s", text)
-
 
 class EpisodeOver(gym.error.ResetNeeded, AssertionError):
     """Raised when finished envs are stepped without autoreset; an ``AssertionError`` as ``SyncVectorEnv`` raises.
@@ -466,7 +375,10 @@ class EpisodeOver(gym.error.ResetNeeded, AssertionError):
         self.rows = rows
 
     def __str__(self) -> str:
-        return f"autoreset is disabled and the episodes of env(s) {self.rows} are over: reset them with `reset_mask`"
+        return (
+            f"autoreset is disabled and the episodes of env(s) {self.rows} are over: reset them with "
+            'reset(options={"reset_mask": mask}), where mask is a bool array that is True for them'
+        )
 
 
 def _slots(of_link: range, rows: Sequence[int]) -> list[int] | None:
@@ -482,19 +394,3 @@ def _packed(options: list[dict[str, Any] | None]) -> list[Any] | None:
     if all(option is None for option in options):
         return None
     return [pack(option, "options") for option in options]
-
-
-def _unexpected(reply: Reply | Exception) -> Exception:
-    return reply if isinstance(reply, Exception) else RemoteProtocolError(f"unexpected {type(reply).__name__}")
-
-
-def raise_all(errors: list[Exception]) -> None:
-    """Raise an error, or one that stands for several envs', if there is any."""
-    if not errors:
-        return
-    by_row: dict[int, Exception] = {
-        e.env_index: e for e in errors if isinstance(e, RemoteEnvError) and e.env_index is not None
-    }
-    if len(errors) == 1 or len(by_row) != len(errors):
-        raise next((e for e in errors if e not in by_row.values()), errors[0])
-    raise batch_error(by_row)

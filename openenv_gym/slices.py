@@ -11,7 +11,7 @@ from openenv_gym.codec import pack
 from openenv_gym.infos import CONNECTION_LOST
 from openenv_gym.messages import Array, Batch, EnvFailure, FinalRows, Observed, Stepped, Values
 
-__all__ = ["Gathering", "overlaid", "picked"]
+__all__ = ["Gathering", "joined", "overlaid", "picked", "some_observations", "some_steps"]
 
 
 def picked(batch: Batch, positions: Sequence[int]) -> Batch:
@@ -42,6 +42,89 @@ def _overlaid(size: int, layers: Sequence[tuple[Sequence[int], Array | Values]])
     for positions, leaf in layers:
         whole[list(positions)] = cast(Array, leaf).numpy()
     return Array.of(whole)
+
+
+def joined(replies: Sequence[Stepped], sizes: Sequence[int]) -> Stepped | None:
+    """The observations and outcomes of single envs that follow each other as one reply, without infos and failures.
+
+    Args:
+        replies: at least one.
+        sizes: the number of envs that each is for.
+
+    Returns:
+        None if they differ in form, as those that don't fit their space may.
+    """
+    if any(reply.vector_infos is not None for reply in replies):
+        return None
+    try:
+        return Stepped(
+            0,
+            [_joined(leaf, sizes) for leaf in zip(*(reply.observations for reply in replies), strict=True)],
+            _joined_arrays([reply.rewards for reply in replies], sizes),
+            _joined_arrays([reply.terminated for reply in replies], sizes),
+            _joined_arrays([reply.truncated for reply in replies], sizes),
+            {},
+            None,
+            [],
+        )
+    except ValueError:
+        return None
+
+
+def _joined(parts: Sequence[Array | Values], sizes: Sequence[int]) -> Array | Values:
+    arrays = [part for part in parts if isinstance(part, Array)]
+    if arrays:
+        return _joined_arrays(arrays, sizes)
+    lists = [part.items for part in parts if isinstance(part, Values)]
+    if [len(items) for items in lists] != list(sizes):
+        raise ValueError("values of another number")
+    return Values([item for items in lists for item in items])
+
+
+def _joined_arrays(parts: Sequence[Array], sizes: Sequence[int]) -> Array:
+    dtype, row = parts[0].dtype, parts[0].shape[1:]
+    bytes_of_row = parts[0].data.nbytes // sizes[0]
+    for part, size in zip(parts, sizes, strict=True):
+        if part.dtype != dtype or part.shape != (size, *row) or part.data.nbytes != size * bytes_of_row:
+            raise ValueError("arrays of other forms")
+    return Array(dtype, (sum(sizes), *row), memoryview(b"".join(part.data for part in parts)))
+
+
+def some_observations(reply: Observed, rows: Sequence[int]) -> Observed:
+    """A reset's reply for some of its rows, in their order, without failures."""
+    observations = picked(reply.observations, rows)
+    return Observed(0, observations, _moved(reply.infos, rows), [], reply.unseeded)
+
+
+def some_steps(reply: Stepped, rows: Sequence[int]) -> Stepped:
+    """A step's reply for some of its rows, in their order, without failures."""
+    if len(rows) == len(reply.terminated.numpy()):  # nearly always, and rows are in order then
+        return reply
+    final = None
+    if reply.final is not None:
+        ended = {position: number for number, position in enumerate(reply.final.positions)}
+        positions = [at for at, row in enumerate(rows) if row in ended]
+        numbers = [ended[rows[at]] for at in positions]
+        infos = [reply.final.infos[number] for number in numbers]
+        final = FinalRows(positions, picked(reply.final.observations, numbers), infos)
+    return Stepped(
+        0,
+        picked(reply.observations, rows),
+        _column(reply.rewards, rows),
+        _column(reply.terminated, rows),
+        _column(reply.truncated, rows),
+        _moved(reply.infos, rows),
+        final,
+        [],
+    )
+
+
+def _column(column: Array, rows: Sequence[int]) -> Array:
+    return Array.of(column.numpy()[list(rows)])
+
+
+def _moved(infos: dict[int, dict[Any, Any]], rows: Sequence[int]) -> dict[int, dict[Any, Any]]:
+    return {at: infos[row] for at, row in enumerate(rows) if row in infos}
 
 
 class Gathering:

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["without_secrets", "without_type_errors"]
 
-_SECRETS: Final = frozenset({"token", "headers"})
+_SECRETS: Final = frozenset({"token", "headers", "ssl"})
+"""The last may hold a client's key; nor can it be copied, as wrappers copy a spec."""
 
 
 def without_secrets(spec: EnvSpec | None) -> EnvSpec | None:
-    """A spec without ``token`` and ``headers``; what is made from it takes the token from ``$OPENENV_GYM_TOKEN``.
+    """A spec without ``token``, ``headers`` and ``ssl``; what is made from it takes ``$OPENENV_GYM_TOKEN`` for a token.
 
     Args:
         spec: what ``gym.make`` recorded; it stays as it is.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from openenv_gym.display import table
 from openenv_gym.messages import Timings
 
-__all__ = ["PARTS", "SERVER_AND_NETWORK", "WHOLE", "Part", "Recorder", "Stats", "Trip"]
+__all__ = ["MEANINGS", "PARTS", "SERVER_AND_NETWORK", "WHOLE", "Part", "Recorder", "Stats", "Trip"]
 
 PARTS: Final = (
     "hand_over",
@@ -33,6 +33,22 @@ SERVER_AND_NETWORK: Final = "server_and_network"
 """The part that stands for those from ``network`` to ``server_encode``, if the server doesn't say its times."""
 
 WHOLE: Final = "whole"
+
+MEANINGS: Final = {
+    "hand_over": "caller's thread to client's loop",
+    "encode": "checking and packing the actions",
+    "network": "both ways, and both event loops",
+    "server_decode": "reading the message",
+    "queue": "waiting for a busy server thread",
+    "hop": "to the server's thread and back",
+    "env": "the envs' own steps",
+    "server_encode": "making the reply",
+    "decode": "reading the reply",
+    "hand_back": "client's loop to caller's thread",
+    SERVER_AND_NETWORK: "all that isn't the client's",
+    WHOLE: "what the caller waits for",
+}
+"""Each part in a few words, for tables; `Stats` says it in full."""
 
 _REMOTE = slice(PARTS.index("network"), PARTS.index("server_encode") + 1)
 _KEPT: Final = 10_000
@@ -137,7 +153,7 @@ class Stats:
             lines += ["", f"{'µs of a vector step':20} {'mean':>10} {'share':>7} {'p50':>10} {'p95':>10} {'p99':>10}"]
             lines += [
                 f"{part.name:20} {part.mean_us:10,.1f} {share:7.1%} "
-                f"{part.p50_us:10,.1f} {part.p95_us:10,.1f} {part.p99_us:10,.1f}"
+                f"{part.p50_us:10,.1f} {part.p95_us:10,.1f} {part.p99_us:10,.1f}   {MEANINGS[part.name]}"
                 for part, share in self.shares()
             ]
         return "\n".join(lines)

@@ -52,6 +52,10 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         """See `EnvClient.reset`."""
         return self._run(self._client.reset(**kwargs))
 
+    def batch_reset(self, **kwargs: Any) -> list[StepResult[ObsT]]:
+        """See `EnvClient.batch_reset`."""
+        return self._run(self._client.batch_reset(**kwargs))
+
     def step(self, action: ActT) -> StepResult[ObsT]:
         """See `EnvClient.step`."""
         return self._run(self._client.step(action))
@@ -63,6 +67,10 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def state(self) -> StateT:
         """See `EnvClient.state`."""
         return self._run(self._client.state())
+
+    def batch_state(self) -> list[StateT]:
+        """See `EnvClient.batch_state`."""
+        return self._run(self._client.batch_state())
 
     def new_session(self) -> Self:
         """See `EnvClient.new_session`."""

@@ -32,7 +32,7 @@ class Traffic:
         if self._fresh:
             self._fresh, self.sent_at = False, time.perf_counter()
 
-    def received(self, message: bytes) -> None:
+    def received(self, message: bytes | bytearray) -> None:
         """Note a message that has arrived."""
         self.received_at = time.perf_counter()
         self.bytes_down += len(message)

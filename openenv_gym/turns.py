@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector.async_vector_env import AsyncState
 
-from openenv_gym.rollout import Pending
+from openenv_gym.outcomes import Pending
 
 __all__ = ["Turns"]
 

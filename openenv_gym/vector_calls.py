@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from openenv_gym.asking import Ask, calling, getting, rendering, setting
 from openenv_gym.options import RemoteOptions
+from openenv_gym.rendering import NO_FRAMES
 from openenv_gym.rollout import Rollout
 from openenv_gym.stats import Stats
 from openenv_gym.turns import Turns
@@ -94,7 +95,10 @@ class VectorCalls(VectorEnv[Any, Any, NDArray[Any]]):
 
     def render(self) -> tuple[Any, ...]:
         """Each env's current frame, in ``render_mode``."""
-        return tuple(self._ask(rendering(), "render"))
+        frames = self._ask(rendering(png=self.options.png), "render")
+        if self.render_mode is None and all(frame is None for frame in frames):
+            self.rollout.notices.tell(NO_FRAMES)
+        return tuple(map(self.options.frame_of, frames))
 
     def stats(self, collect: bool | None = None) -> Stats:
         """What this env has done so far, and where the time of its steps went.

@@ -6,12 +6,12 @@ what ``gymnasium.vector.AsyncVectorEnv`` raises (gymnasium/vector/async_vector_e
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
@@ -24,10 +24,13 @@ from openenv_gym.backend import Backend
 from openenv_gym.display import table
 from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.first_ready import FirstReady
-from openenv_gym.options import RemoteOptions
+from openenv_gym.notices import warn
+from openenv_gym.observation_mode import ObservationMode, batched_space, check_observation_mode
+from openenv_gym.options import RemoteOptions, checked_mode
+from openenv_gym.outcomes import Pending
 from openenv_gym.rendering import METADATA, check_render_mode, metadata_here
 from openenv_gym.reset_arguments import each_seed, split_mask
-from openenv_gym.rollout import Pending, Rollout, warn
+from openenv_gym.rollout import Rollout
 from openenv_gym.specs import without_secrets
 from openenv_gym.turns import Turns
 from openenv_gym.vector_calls import limit
@@ -52,12 +55,16 @@ class RemoteVecEnv(VectorReady):
         num_envs: the number of envs.
         autoreset_mode: ``"NextStep"``, ``"SameStep"``, ``"Disabled"`` or an ``AutoresetMode``.
         copy: give out fresh observations at each step, rather than the same arrays.
+        sticky_options: pass the options of a reset at the autoresets that follow it, too, until the env is reset by
+            hand again; seeds are never repeated. Gymnasium's own vector envs pass none, as False does.
+        observation_mode: ``"same"`` for envs with one observation space; ``"different"`` for envs whose spaces have
+            other bounds, but the same shapes and dtypes; or the batched and the single observation space to have.
         local: an environment to serve from an embedded `openenv_gym.LocalServer`, instead of ``base_url``.
         env_kwargs: keyword arguments for that environment.
         workers: processes of that server; None for one.
         disable_env_checker: ignored; ``gymnasium.make_vec`` passes it on.
         **options: the fields of `openenv_gym.options.RemoteOptions`: ``connections``, ``include``, ``exclude``,
-            ``obs_dtype``, ``info_keys``, ``render_mode``, ``max_episode_steps``, ``token``, ``headers``,
+            ``obs_dtype``, ``info_keys``, ``render_mode``, ``frames``, ``max_episode_steps``, ``token``, ``headers``,
             ``connect_timeout_s``, ``message_timeout_s``, ``reset_timeout_s``, ``max_message_size_mb``, ``on_lost``,
             ``observation_space``, ``action_space`` and more.
 
@@ -77,6 +84,7 @@ class RemoteVecEnv(VectorReady):
 
     Raises:
         OptionError: for an unknown option or a bad value, and for ``render_mode="human"``.
+        ValueError: for an unknown ``observation_mode``.
         ConnectFailed: if a server can't be reached; `CapacityError` if it has no room, `Unauthorized` if it refuses the
             token, `NotAWebSocket` if it is something else.
         SpaceError: if the servers' spaces differ, or a trimmed key doesn't exist.
@@ -92,6 +100,8 @@ class RemoteVecEnv(VectorReady):
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         copy: bool = True,
+        sticky_options: bool = False,
+        observation_mode: ObservationMode = "same",
         local: str | Callable[..., Any] | None = None,
         env_kwargs: dict[str, Any] | None = None,
         workers: int | None = None,
@@ -99,9 +109,10 @@ class RemoteVecEnv(VectorReady):
         **options: Any,
     ) -> None:
         self.closed = True  # until it is open: whatever fails below leaves nothing to close
-        self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options})
+        self.options = RemoteOptions.from_kwargs({"base_url": base_url, **options}, also=_ARGUMENTS)
         check_render_mode(self.options.render_mode, "gymnasium.wrappers.vector.HumanRendering")
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = checked_mode(autoreset_mode)
+        check_observation_mode(observation_mode)
         self._backend = Backend(
             self.options,
             num_envs,
@@ -109,17 +120,24 @@ class RemoteVecEnv(VectorReady):
             env_kwargs=env_kwargs,
             workers=workers,
             autoreset_mode=self.autoreset_mode.value,
+            varied=observation_mode != "same",
         )
-        self.rollout = Rollout(self._backend.pool, on_lost=self.options.on_lost, warn=warn, copy=copy)
+        links = self._backend.pool.links
+        spaces = [space for link in links for space in link.observation_spaces]
+        try:
+            self.single_observation_space, self.observation_space = batched_space(observation_mode, spaces)
+        except BaseException:
+            self._backend.close()
+            raise
+        self.rollout = Rollout(
+            self._backend.pool, on_lost=self.options.on_lost, warn=warn, copy=copy, sticky_options=sticky_options
+        )
         self._first_ready = FirstReady(self.rollout, self.autoreset_mode, on_lost=self.options.on_lost)
-        link = self._backend.pool.links[0]
         self.num_envs = num_envs
         self.copy = copy
-        self.single_observation_space = link.observation_space
-        self.single_action_space = link.action_space
-        self.observation_space = batch_space(link.observation_space, num_envs)
-        self.action_space = batch_space(link.action_space, num_envs)
-        self.metadata, self.render_mode = metadata_here(link.metadata, self.options.render_mode, warn)
+        self.single_action_space = links[0].action_space
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata, self.render_mode = metadata_here(links[0].metadata, self.options.render_mode, warn)
         self.metadata["autoreset_mode"] = self.autoreset_mode
         self.closed = False
         self._turns = Turns()
@@ -156,8 +174,9 @@ class RemoteVecEnv(VectorReady):
 
         Args:
             seed: None; an int, from which each env gets the next; or one int or None for each env.
-            options: given to every env. ``options["reset_mask"]``, a bool array of shape ``(num_envs,)``, resets only
-                the envs where it is True; it isn't given to them, nor taken out of this dict.
+            options: given to every env, with ``sticky_options`` also at its autoresets. ``options["reset_mask"]``, a
+                bool array of shape ``(num_envs,)``, resets only the envs where it is True; it isn't given to them, nor
+                taken out of this dict.
 
         Returns:
             batched observations and infos. Envs that weren't reset show their last observation.
@@ -297,19 +316,19 @@ class RemoteVecEnv(VectorReady):
     def close_extras(self, timeout: float | None = None, terminate: bool = False, **kwargs: Any) -> None:
         """Close the connections, within a limit. `close` calls this once.
 
+        A server answers in order, and so the envs end their steps before it closes them.
+
         Args:
             timeout: limit in seconds; None takes ``close_timeout_s``.
-            terminate: don't wait for a pending call.
+            terminate: don't wait for a call that is pending, or for envs that are in flight.
             **kwargs: ignored.
         """
         pending, self._turns.pending = self._turns.pending, None
+        busy = pending is not None or self._turns.in_flight > 0
         if pending is not None:
-            gym.logger.warn(f"Calling `close` while waiting for a pending call to `{pending.phase}` to complete.")
-            if not terminate and pending.call is not None:
-                within_s = limit(timeout, self.options.close_timeout_s)
-                self._backend.pool.wait(pending.call, pending.requests, pending.phase, within_s)
+            warn(f"Calling `close` while waiting for a pending call to `{pending.phase}` to complete.")
         self._turns.end()
-        self._backend.close(timeout)
+        self._backend.close(0.0 if busy and terminate else timeout)
 
     @property
     def spec(self) -> EnvSpec | None:
@@ -319,6 +338,12 @@ class RemoteVecEnv(VectorReady):
     @spec.setter
     def spec(self, spec: EnvSpec | None) -> None:
         self._spec = without_secrets(spec)
+
+    def __repr__(self) -> str:
+        urls = dict.fromkeys(link.url for link in self._backend.pool.links)
+        shown = repr(*urls) if len(urls) == 1 else repr(list(urls))
+        shown = shown.replace("%", r"\x")  # Gymnasium's wrappers give an env's repr to a logger that formats with %
+        return f"{type(self).__name__}({shown}, num_envs={self.num_envs})"
 
     def _repr_html_(self) -> str:
         links = self._backend.pool.links
@@ -341,3 +366,6 @@ class RemoteVecEnv(VectorReady):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+_ARGUMENTS: Final = tuple(inspect.signature(RemoteVecEnv).parameters)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from openenv_gym.actions import check_actions
 from openenv_gym.first_ready import FirstReady, check_env_ids
 from openenv_gym.infos import join_infos, merge_infos
-from openenv_gym.rollout import Steps
+from openenv_gym.outcomes import Steps
 from openenv_gym.vector_calls import VectorCalls, limit
 
 __all__ = ["VectorReady"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from openenv_gym.codec import PackError, pack, unpack
+from openenv_gym.images import png
 from openenv_gym.messages import Call, Get, Render, Set
 from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.settings import ServerSettings
@@ -34,7 +37,7 @@ def use_of(request: Call | Get | Set | Render, count: int, settings: ServerSetti
         RemoteProtocolError: for malformed values or arguments.
     """
     if isinstance(request, Render):
-        return lambda env, _: env.render()
+        return lambda env, _: _as_png(env.render()) if request.png else env.render()
     name = request.name
     if isinstance(request, Get):
         _allow(name, settings.allow_get, "get", "read")
@@ -54,6 +57,14 @@ def use_of(request: Call | Get | Set | Render, count: int, settings: ServerSetti
         return found(*args, **kwargs) if callable(found) else found
 
     return call
+
+
+def _as_png(rendered: Any) -> Any:
+    """A frame as a PNG file, or a vector env's frames as such; what can't be one stays as it is."""
+    if isinstance(rendered, (list, tuple)):
+        return [_as_png(frame) for frame in rendered]
+    file = png(rendered) if isinstance(rendered, np.ndarray) else None
+    return rendered if file is None else file
 
 
 def _allow(name: str, allowed: frozenset[str] | None, setting: str, verb: str) -> None:

@@ -8,7 +8,6 @@ can't.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,13 +15,14 @@ from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 
+from openenv_gym.choices import Choices
 from openenv_gym.errors import FactoryError
-from openenv_gym.inference import Choices, Fields
-from openenv_gym.server.drawing import drawing, draws, may_draw
+from openenv_gym.inference import Fields
+from openenv_gym.server.drawing import drawing, draws, has_surfaces, may_draw
 from openenv_gym.server.hosted_vector import HostedVector
 from openenv_gym.server.openenv_env import Models, OpenEnvEnv, is_openenv, models_of
 
-__all__ = ["EnvSource", "GymnasiumEnv", "HostedEnv"]
+__all__ = ["EnvSource", "GymnasiumEnv", "HostedEnv", "SharedEnvError"]
 
 
 class GymnasiumEnv:
@@ -59,10 +59,14 @@ class GymnasiumEnv:
         """Reset the env, with those of ``seed`` and ``options`` that are given and that its ``reset`` has."""
         if self._missing:
             arguments = {k: v for k, v in arguments.items() if k not in self._missing and v is not None}
-        with drawing if self._draws else contextlib.nullcontext():
+        if self._draws:
+            with drawing:
+                result = self.env.reset(**arguments)
+        else:
             result = self.env.reset(**arguments)
-        self._draws = draws(self.env)
-        self.step = self._draw_step if self._draws else self.env.step
+        if self._draws or has_surfaces():  # otherwise nothing draws, and looking costs at each reset
+            self._draws = draws(self.env)
+            self.step = self._draw_step if self._draws else self.env.step
         return result
 
     def _draw_step(self, action: Any) -> Any:
@@ -104,6 +108,14 @@ def _names(function: Callable[..., Any], name: str) -> bool:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+class SharedEnvError(FactoryError, ValueError):
+    """Raised when a factory returns an env that is in use already; a ``ValueError`` as ``DummyVecEnv`` raises."""
+
+    def __init__(self, env: str) -> None:
+        super().__init__(env, "the factory returned the same env twice; it must make a new one each time")
+        self.args = (env,)
 
 
 class EnvSource:
@@ -159,13 +171,8 @@ class EnvSource:
         self.choices = choices or Choices()
         self.fields: tuple[Fields, Fields] | None = None
         self._draws = False  # whether its envs draw while they are built
+        self._used: dict[int, HostedEnv] = {}  # by the id of the env itself, which they keep alive
         self.openenv = models is not None
-
-    @property
-    def env_class(self) -> type | None:
-        """The class of the envs, if it is known before one is built."""
-        factory = self._factory.func if isinstance(self._factory, functools.partial) else self._factory
-        return factory if isinstance(factory, type) else None
 
     def models(self, env: object) -> Models:
         """The models of an OpenEnv environment, or of its class.
@@ -199,6 +206,7 @@ class EnvSource:
 
         Raises:
             FactoryError: with what the env's constructor raised.
+            SharedEnvError: if the factory returns an env that is in use already, until that is closed.
         """
         kwargs = dict(self._env_kwargs)
         if render_mode is not None and self.takes_render_mode:
@@ -218,15 +226,33 @@ class EnvSource:
         self.openenv = not vector and not isinstance(env, gym.Env)
         self._draws = not vector and isinstance(env, gym.Env) and draws(env)
         try:
+            hosted: HostedEnv
             if isinstance(env, gym.vector.VectorEnv):
-                return HostedVector(env)
-            return GymnasiumEnv(env) if isinstance(env, gym.Env) else self._adapted(env)
+                hosted = HostedVector(env)
+            else:
+                hosted = GymnasiumEnv(env) if isinstance(env, gym.Env) else self._adapted(env)
         except BaseException as error:  # a property that raises
             with contextlib.suppress(Exception):
                 env.close()
             if isinstance(error, FactoryError):
                 raise
             raise FactoryError(self.name, f"{type(error).__name__}: {error}") from error
+        self._take(hosted)
+        return hosted
+
+    def _take(self, hosted: HostedEnv) -> None:
+        """Note that an env is in use until it is closed: two slots, on two threads, must not step the same one."""
+        key, close = id(getattr(hosted.env, "unwrapped", hosted.env)), hosted.close
+        if self._used.setdefault(key, hosted) is not hosted:
+            raise SharedEnvError(self.name)
+
+        def give_back() -> None:
+            try:
+                close()
+            finally:
+                self._used.pop(key, None)
+
+        hosted.close = give_back  # type: ignore[method-assign]
 
     def _adapted(self, env: Any) -> OpenEnvEnv:
         self.models(env)
@@ -261,6 +287,22 @@ def _imported(name: str) -> Callable[..., Any] | None:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise FactoryError(name, f"importing {module_name} raised {type(error).__name__}: {error}") from error
+        reason = f"importing {module_name} raised {type(error).__name__}: {error}"
+        raise FactoryError(name, f"{reason}{_import_hint(error, module_name, attribute)}") from error
     found = getattr(module, attribute, None)
-    return found if callable(found) else None
+    if found is None or callable(found) or attribute in gym.registry:
+        return found if callable(found) else None
+    kind = type(found).__name__
+    raise FactoryError(name, f"{attribute} is a {kind}, and not a class or function that returns an env")
+
+
+def _import_hint(error: BaseException, module: str, attribute: str) -> str:
+    """What to write instead where a path was given, or where a module isn't found; `""` for what it raises itself."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    if module.endswith(".py"):
+        name = module.removesuffix(".py").strip("./").replace("/", ".")
+        return f"; a module has a name, not a path: write {name}:{attribute}"
+    if not f"{module}.".startswith(f"{error.name}."):  # something that the module imports
+        return ""
+    return "; modules are looked for in the current folder and where Python's packages are"

@@ -56,6 +56,8 @@ class Admission:
         if refusal is None and scope["type"] == "http":
             try:
                 body = await asyncio.wait_for(self._body(headers, receive), self._limit_s)
+            except ConnectionError:
+                return  # nobody is left to answer
             except asyncio.TimeoutError:
                 body, refusal = None, (408, f"the request didn't arrive within {self._limit_s:g} second(s)")
             if body is not None:
@@ -71,7 +73,11 @@ class Admission:
         await self._app(scope, receive, send)
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> list[Event] | None:
-        """A request's body as its events, or None if it is too large: frameworks read any amount into memory."""
+        """A request's body as its events, or None if it is too large: frameworks read any amount into memory.
+
+        Raises:
+            ConnectionError: if the client leaves before its end.
+        """
         announced = headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > self._max_bytes:
             return None
@@ -79,6 +85,8 @@ class Admission:
         size = 0
         while True:
             event = await receive()
+            if event["type"] == "http.disconnect":
+                raise ConnectionError("the client has left")
             events.append(event)
             size += len(event.get("body", b""))
             if size > self._max_bytes:

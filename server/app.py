@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 
@@ -16,12 +16,12 @@ from fastapi import Body, FastAPI, Request, Response, WebSocket, WebSocketDiscon
 from fastapi.exceptions import RequestValidationError
 
 from openenv_gym.messages import CONNECTIONS_HEADER, PROCESS_HEADER, SUBPROTOCOL
-from openenv_gym.server import batch_dialect, mcp_endpoint, openenv_dialect
+from openenv_gym.server import batch_dialect, harness, mcp_endpoint, openenv_dialect
 from openenv_gym.server.admission import Admission
 from openenv_gym.server.exact_messages import exact_errors
 from openenv_gym.server.gate import Gate
 from openenv_gym.server.hosting import Hosting
-from openenv_gym.server.json_session import form_of
+from openenv_gym.server.json_choices import form_of
 from openenv_gym.server.json_sessions import JsonSessions
 from openenv_gym.server.metrics import Metrics
 from openenv_gym.server.openenv_messages import (
@@ -99,7 +99,8 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
     }
     options |= {name: value for name, value in named.items() if value is not None}
     hosting = Hosting.of(env, action_cls, observation_cls, options)
-    registry, settings = Registry(hosting.source, hosting.settings), hosting.settings
+    registry = Registry(hosting.source, hosting.settings)
+    settings = registry.settings
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -121,10 +122,14 @@ def create_app(  # noqa: PLR0917 - in the order of OpenEnv's own
     if registry.source.openenv:
         add_openenv_routes(app, registry)
     else:
-        _add_gymnasium_routes(app, registry)
+        _add_gymnasium_info(app, registry)
+        if settings.mode == "simulation":
+            _add_gymnasium_control(app, registry)
     _add_metrics_route(app, registry)
     sessions = JsonSessions(registry)
     _add_mcp_routes(app, sessions)
+    if settings.mode == "production" and registry.probe.agent:
+        _add_harness(app, sessions)
     _add_websocket(app, sessions)
     if settings.web:
         app.router.routes += web_routes(registry, gate)
@@ -135,7 +140,7 @@ def _add_info_routes(app: FastAPI, registry: Registry) -> None:
     @app.get("/health", tags=["Health"])
     async def health() -> Health:
         """How the server is. Open to all, without a token."""
-        processes = await registry.snapshots()
+        processes = await registry.ask_all("snapshot")
         return Health(
             status="draining" if registry.draining else "healthy",
             active_envs=sum(process["active_envs"] for process in processes),
@@ -151,7 +156,7 @@ def _add_info_routes(app: FastAPI, registry: Registry) -> None:
         return json_response(form_of(registry, options).schemas())
 
 
-def _add_gymnasium_routes(app: FastAPI, registry: Registry) -> None:
+def _add_gymnasium_info(app: FastAPI, registry: Registry) -> None:
     @app.get("/metadata", tags=["Environment Info"])
     async def metadata() -> EnvMetadata:
         """What the environment is."""
@@ -172,6 +177,8 @@ def _add_gymnasium_routes(app: FastAPI, registry: Registry) -> None:
             "action_space": describe(registry.probe.action_space),
         }
 
+
+def _add_gymnasium_control(app: FastAPI, registry: Registry) -> None:
     @app.post("/reset", tags=CONTROL, response_model=Result, responses=FAILURES)
     async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> Response:
         """Build a fresh env, reset it, and close it. For episodes use /ws."""
@@ -207,12 +214,24 @@ def _add_mcp_routes(app: FastAPI, sessions: JsonSessions) -> None:
     @app.websocket("/mcp")
     async def mcp_socket(socket: WebSocket) -> None:
         """The same on a connection with an env of its own."""
-        try:
-            await socket.accept()
-            texts = _TextConnection(socket)
-            await mcp_endpoint.converse(sessions, texts, texts.receive)
-        except ConnectionError as error:
-            logger.debug("a connection ended: %s", error)
+        await _converse(socket, sessions, mcp_endpoint.converse)
+
+
+def _add_harness(app: FastAPI, sessions: JsonSessions) -> None:
+    @app.websocket("/harness")
+    async def harness_socket(socket: WebSocket) -> None:
+        """Talk to an agent that is this connection's own."""
+        await _converse(socket, sessions, harness.converse)
+
+
+async def _converse(socket: WebSocket, sessions: JsonSessions, converse: Callable[..., Awaitable[None]]) -> None:
+    """Accept a connection, and have it served in texts until it ends."""
+    try:
+        await socket.accept()
+        texts = _TextConnection(socket)
+        await converse(sessions, texts, texts.receive)
+    except ConnectionError as error:
+        logger.debug("a connection ended: %s", error)
 
 
 def _add_error_handlers(app: FastAPI, *, exact: bool) -> None:

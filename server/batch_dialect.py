@@ -8,19 +8,19 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import gymnasium as gym
-
 from openenv_gym import codec
 from openenv_gym.errors import FactoryError, OpenEnvGymError, RemoteProtocolError, SpaceError
 from openenv_gym.messages import PROTOCOL_VERSION, Close, Collect, Failed, Hello, Reply, Resume, Step, Welcome
 from openenv_gym.server.capacity import CapacityReached
+from openenv_gym.server.choosing import Chosen, choose
+from openenv_gym.server.disclosure import disclosed
 from openenv_gym.server.encoding import BatchEncoding
 from openenv_gym.server.openenv_form import OpenEnvBatchEncoding
 from openenv_gym.server.registry import GoingAway, Registry
 from openenv_gym.server.session import Connection, Session
 from openenv_gym.server.timings import Laps
 from openenv_gym.server.vector_encoding import VectorEncoding
-from openenv_gym.spaces import describe, trim
+from openenv_gym.spaces import describe, generators, trim
 from openenv_gym.version import __version__
 
 __all__ = ["converse"]
@@ -59,8 +59,10 @@ async def converse(registry: Registry, connection: Connection, receive: Callable
 
 
 class _Refused(Exception):
-    def __init__(self, code: str, message: str, facts: dict[str, int] | None = None, close_code: int = 4400) -> None:
-        self.failed = Failed(0, code, "", message, facts or {})
+    def __init__(
+        self, code: str, message: str, facts: dict[str, int] | None = None, close_code: int = 4400, error: str = ""
+    ) -> None:
+        self.failed = Failed(0, code, error, message, facts or {})
         self.close_code = close_code
 
 
@@ -112,37 +114,39 @@ async def _direct(registry: Registry, owner: int | str) -> None:
 
 async def _begin(registry: Registry, connection: Connection, hello: Hello) -> Session:
     """A new session, whose client knows that it has it."""
-    session, observation_space = await _create(registry, hello)
     try:
-        await session.attach(connection, [codec.encode(_welcome(registry, session, observation_space))])
+        session, chosen = await _create(registry, hello)
+    except _Refused:
+        raise
+    except Exception as error:  # without an answer the client would take it for a broken connection, and try again
+        logger.exception("a session could not be opened")
+        raise _Refused("SESSION_ERROR", f"{type(error).__name__}: {error}", close_code=1011) from None
+    try:
+        await session.attach(connection, [codec.encode(_welcome(registry, session, hello, chosen))])
     except BaseException:  # nobody can ever resume it
         await asyncio.shield(registry.end(session))
         raise
     return session
 
 
-async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[Any]]:
+async def _create(registry: Registry, hello: Hello) -> tuple[Session, Chosen]:
     for name, value in (("num_envs", hello.num_envs), ("max_episode_steps", hello.max_episode_steps)):
         if value is not None and value < 1:
             raise _Refused("VALIDATION_ERROR", f"{name} must be at least 1, not {value}")
     if hello.process is not None:
         await _direct(registry, hello.process)
-    probe = registry.probe
-    if probe.problem is not None:
-        raise _Refused("SPACE_ERROR", _spaceless(registry.source.name, probe.problem))
     try:
-        observation_space = trim(
-            probe.observation_space, include=hello.include, exclude=hello.exclude, dtype=hello.obs_dtype
-        )
-    except SpaceError as error:
-        raise _Refused("SPACE_ERROR", str(error)) from None
+        chosen = choose(registry.source, registry.probe, hello, registry.settings.max_message_bytes)
+    except SpaceError as error:  # of an OpenEnv environment it may say what its reset raised
+        raise _Refused("SPACE_ERROR", disclosed(str(error), debug=registry.settings.debug)) from None
     try:
         session = await registry.open(
             hello.num_envs,
-            _encoding(registry, observation_space, hello),
+            _encoding(registry, chosen, hello),
             render_mode=hello.render_mode,
             max_episode_steps=hello.max_episode_steps,
             autoreset_mode=hello.autoreset_mode,
+            varied=hello.varied,
         )
     except CapacityReached as full:
         facts = {"active": full.active, "maximum": full.maximum}
@@ -151,34 +155,24 @@ async def _create(registry: Registry, hello: Hello) -> tuple[Session, gym.Space[
         raise _Refused("GOING_AWAY", str(error), close_code=1012) from None
     except OpenEnvGymError as error:
         code = "FACTORY_ERROR" if isinstance(error, FactoryError) else "VALIDATION_ERROR"
-        raise _Refused(code, str(error)) from None
-    except Exception as error:  # without an answer the client would take it for a broken connection, and try again
-        logger.exception("a session could not be opened")
-        raise _Refused("SESSION_ERROR", f"{type(error).__name__}: {error}", close_code=1011) from None
+        raise _Refused(code, str(error), error="ValueError" if isinstance(error, ValueError) else "") from None
     session.client_limit = min(session.client_limit, hello.max_message_bytes or session.client_limit)
-    return session, observation_space
+    return session, chosen
 
 
-def _spaceless(name: str, problem: str) -> str:
-    return (
-        f"{name} is an OpenEnv environment that no spaces can be inferred for: {problem}. Say so in the server's "
-        'create_app(...), or speak its own dialect with dialect="openenv" and the spaces of your choice'
-    )
-
-
-def _encoding(registry: Registry, observation_space: gym.Space[Any], hello: Hello) -> BatchEncoding:
+def _encoding(registry: Registry, chosen: Chosen, hello: Hello) -> BatchEncoding:
     info_keys = None if hello.info_keys is None else frozenset(hello.info_keys)
     probe = registry.probe
     if probe.vector:
-        whole = observation_space == probe.observation_space
-        return VectorEncoding(observation_space, probe.action_space, info_keys, whole=whole)
-    models, fields = registry.source.known_models, registry.source.fields
-    if models is None or fields is None:
-        return BatchEncoding(observation_space, registry.probe.action_space, info_keys, typed=hello.typed)
-    return OpenEnvBatchEncoding(*fields, models, observation_space, info_keys)
+        whole = chosen.observation_space == probe.observation_space
+        return VectorEncoding(chosen.observation_space, chosen.action_space, info_keys, whole=whole)
+    models = registry.source.known_models
+    if models is None or chosen.fields is None:
+        return BatchEncoding(chosen.observation_space, chosen.action_space, info_keys, typed=hello.typed)
+    return OpenEnvBatchEncoding(*chosen.fields, models, chosen.observation_space, info_keys=info_keys, mask=chosen.mask)
 
 
-def _welcome(registry: Registry, session: Session, observation_space: gym.Space[Any]) -> Welcome:
+def _welcome(registry: Registry, session: Session, hello: Hello, chosen: Chosen) -> Welcome:
     metadata = {**registry.probe.metadata, **session.slots.metadata}
     return Welcome(
         version=PROTOCOL_VERSION,
@@ -186,14 +180,34 @@ def _welcome(registry: Registry, session: Session, observation_space: gym.Space[
         env=registry.source.name,
         session=session.name,
         secret=session.secret,
-        observation_space=describe(observation_space),
-        action_space=describe(registry.probe.action_space),
+        observation_space=describe(chosen.observation_space),
+        action_space=describe(chosen.action_space),
         metadata={key: codec.pack(value, key) for key, value in metadata.items() if _is_plain(value)},
         grace_s=registry.settings.grace_s,
         max_message_bytes=registry.settings.max_message_bytes,
         processes=registry.company.processes,
         autoreset_mode=session.slots.autoreset_mode,
+        chosen=True,
+        generators=_generators(session),
+        observation_spaces=_each_space(session, hello),
+        mask_key=hello.mask_key,
     )
+
+
+def _generators(session: Session) -> list[bytes | None] | None:
+    """Of the first env's action space, from which a local vector env's would be copied; OpenEnv's have none."""
+    if session.slots.source.openenv:
+        return None
+    states = generators(session.slots.slots[0].present().action_space)
+    return None if states == [None] * len(states) else states
+
+
+def _each_space(session: Session, hello: Hello) -> list[dict[str, Any]] | None:
+    """Each env's own observation space, as its client sees it."""
+    if not hello.varied or hello.observation_space is not None or session.slots.as_one:
+        return None
+    spaces = (slot.present().observation_space for slot in session.slots.slots)
+    return [describe(trim(s, include=hello.include, exclude=hello.exclude, dtype=hello.obs_dtype)) for s in spaces]
 
 
 def _is_plain(value: object) -> bool:
@@ -243,7 +257,7 @@ async def _serve(registry: Registry, session: Session, connection: Connection, f
         return True
     if request is None:  # it arrived before a resume too
         return True
-    laps = Laps(arrived) if isinstance(request, Step) and (request.timed or registry.viewers) else None
+    laps = Laps(arrived) if isinstance(request, Step) and (request.timed or arrived < registry.watched_until) else None
     reply = await session.execute(request, frames.coming() if isinstance(request, Collect) else None, laps)
     if isinstance(request, Close):
         await registry.end(session)

@@ -1,4 +1,4 @@
-"""The process behind a `LocalServer`: ``python -m openenv_gym.server.child``.
+"""The process behind a `LocalServer`.
 
 It reads its configuration as one line of JSON from standard input, answers with one on standard output, and ends with
 its parent (see `openenv_gym.server.parent`). With several workers it is their supervisor.
@@ -6,10 +6,11 @@ its parent (see `openenv_gym.server.parent`). With several workers it is their s
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 
 from openenv_gym.errors import OpenEnvGymError
+from openenv_gym.server.drawing import draw_unseen
 from openenv_gym.server.parent import Parent, application
 from openenv_gym.server.run import listen, make_server
 from openenv_gym.server.supervisor import Supervisor
@@ -27,6 +28,7 @@ def main() -> int:
     parent = Parent()
     if not parent.configuration:
         return 0  # it was gone before it said what to serve
+    draw_unseen(os.environ)
     try:
         _serve(parent)
     except (OpenEnvGymError, TypeError, ValueError) as error:
@@ -52,7 +54,3 @@ def _serve(parent: Parent) -> None:
         supervisor = Supervisor(parent.configuration, workers, listener, settings, on_started=started)
         parent.watch(supervisor.end, settings.shutdown_s)
         supervisor.run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -31,8 +31,8 @@ class Encoding(Protocol):
     def writer(self, count: int, /, *, final: bool = False) -> Writer:
         """A writer for ``count`` envs; ``final`` for episodes' last observations, which stay as the env made them."""
 
-    def info(self, info: dict[str, Any], /) -> dict[str, Any]:
-        """An info as it travels, keeping no reference to it. Raises `PackError` for what can't."""
+    def info(self, info: dict[str, Any], observation: Any, /) -> dict[str, Any]:
+        """The info that came with an observation as it travels, keeping no reference. Raises `PackError`."""
 
     def value(self, value: Any, /) -> Any:
         """What a `Call`, `Get`, `Set` or `Render` gave, as it travels. Raises `PackError` for what can't."""
@@ -68,11 +68,16 @@ class BatchEncoding:
         """See `Encoding.writer`."""
         return BatchWriter(self._observation_space, count, typed=final or self._typed)
 
-    def info(self, info: dict[str, Any]) -> dict[str, Any]:
+    def info(self, info: dict[str, Any], observation: Any) -> dict[str, Any]:
         """See `Encoding.info`."""
-        keys = self._info_keys
-        packed: dict[str, Any] = pack(info if keys is None else {k: v for k, v in info.items() if k in keys}, "info")
+        if not info:  # as usual
+            return {}
+        wanted = info if self._info_keys is None else {k: v for k, v in info.items() if self._wants(k)}
+        packed: dict[str, Any] = pack(wanted, "info")
         return packed
+
+    def _wants(self, key: str) -> bool:
+        return self._info_keys is None or key in self._info_keys
 
     def value(self, value: Any) -> Any:
         """See `Encoding.value`."""

@@ -18,7 +18,7 @@ __all__ = ["Asked", "Gate"]
 
 _COOKIE_S: Final = 12 * 3600
 _OPEN: Final = "/health"
-_OPEN_WEB: Final = frozenset({"/web", "/web/"})
+_OPEN_WEB: Final = frozenset({"/", "/web", "/web/"})  # "/" leads to the page
 _STATIC: Final = "/web/static/"
 
 
@@ -40,9 +40,10 @@ class Gate:
     """The rules of admission.
 
     Without the page, only ``/health`` is open, and web pages are refused unless their origin is allowed. With it, its
-    sign-in form and its static files are open too. Whoever signs in gets a cookie that stands for the token for twelve
-    hours. The page itself is a web page of this server's own origin; such are admitted if the server has a token, or if
-    they name it by an address: a name could be another site's, that was pointed at this machine (DNS rebinding).
+    sign-in form, ``/`` that leads there, and its static files are open too. Whoever signs in gets a cookie that stands
+    for the token for twelve hours. The page itself is a web page of this server's own origin; such are admitted if the
+    server has a token, or if they name it by an address: a name could be another site's, that was pointed at this
+    machine (DNS rebinding).
 
     The cookie holds its end and a signature with the token as key, so it is void when the token changes, and doesn't
     give the token away. A browser sends it by itself, so it only counts for what reads, and for what comes from

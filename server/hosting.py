@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from openenv_gym.choices import Choices
 from openenv_gym.errors import OptionError
-from openenv_gym.inference import Choices
 from openenv_gym.server.adapters import EnvSource
 from openenv_gym.server.openenv_env import Models
 from openenv_gym.server.settings import ServerSettings
 
-__all__ = ["Hosting"]
+__all__ = ["Hosting", "limited"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,21 +49,21 @@ class Hosting:
         """Read the arguments of ``create_app``.
 
         Raises:
-            TypeError: for an env instance, or one model without the other.
-            OptionError: for an unknown option, a bad value, or more envs than the environment can have at a time.
+            TypeError: for an env instance, one model without the other, or both in the wrong order.
+            OptionError: for an unknown option or a bad value.
             FactoryError: for a module that can't be imported.
         """
         rest = dict(options)
         chosen = Choices(**{name: rest.pop(name) for name in _CHOICES if name in rest})
         models = _models(action_cls, observation_cls, {name: rest.pop(name, None) for name in _MODELS})
-        _check_mode(rest.pop("mode", None))
+        rest["mode"] = _mode(rest.pop("mode", None))
         for name in _WEB & rest.keys():
             del rest[name]
             logger.warning("%s has no effect: this server's page is its own", name)
         _translate(rest)
         settings = ServerSettings.from_options(rest)
         source = EnvSource(env, settings.env_kwargs, name=settings.env_name, models=models, choices=chosen)
-        return cls(source, _limited(source, settings))
+        return cls(source, settings)
 
 
 def _models(action: type[Any] | None, observation: type[Any] | None, more: dict[str, Any]) -> Models | None:
@@ -70,13 +71,15 @@ def _models(action: type[Any] | None, observation: type[Any] | None, more: dict[
         raise TypeError("an OpenEnv environment needs both: create_app(MyEnvironment, MyAction, MyObservation)")
     if action is None or observation is None:
         return None
+    if "done" in getattr(action, "model_fields", ()) and "done" not in getattr(observation, "model_fields", ()):
+        names = observation.__name__, action.__name__
+        raise TypeError(f"the action's class comes first: create_app(MyEnvironment, {', '.join(names)})")
     return Models(action, observation, more["state_cls"], more["reset_observation_cls"])
 
 
-def _check_mode(mode: Any) -> None:
-    name = str(getattr(mode, "value", mode) or "simulation").lower()
-    if name != "simulation":
-        raise OptionError(f"mode {name!r} isn't offered here: every server has reset and step")
+def _mode(given: Any) -> str:
+    """The mode's name; like OpenEnv's ``ServerMode``, it may be in capitals, or in ``$OPENENV_MODE``."""
+    return str(getattr(given, "value", given) or os.environ.get("OPENENV_MODE") or "simulation").lower()
 
 
 def _translate(options: dict[str, Any]) -> None:
@@ -94,13 +97,15 @@ def _translate(options: dict[str, Any]) -> None:
         options["max_envs"] = count
 
 
-def _limited(source: EnvSource, settings: ServerSettings) -> ServerSettings:
-    """The settings within what the environment's class says about itself.
+def limited(kind: type, settings: ServerSettings) -> ServerSettings:
+    """The settings within what an environment's class says about itself.
 
     With the default limit, a class that doesn't support concurrent sessions has one env at a time.
+
+    Raises:
+        OptionError: for more envs, or more threads, than it can have.
     """
-    kind = source.env_class
-    if kind is None or not hasattr(kind, "SUPPORTS_CONCURRENT_SESSIONS"):
+    if not hasattr(kind, "SUPPORTS_CONCURRENT_SESSIONS"):
         return settings
     update: dict[str, Any] = {}
     if not kind.SUPPORTS_CONCURRENT_SESSIONS:

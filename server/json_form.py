@@ -18,9 +18,10 @@ from gymnasium import spaces
 
 from openenv_gym.batching import cast_exactly
 from openenv_gym.errors import RemoteProtocolError, SpaceError
-from openenv_gym.json_values import from_json, json_schema, to_json
+from openenv_gym.json_values import from_json, to_json
 from openenv_gym.jsonable import base64_text, jsonable
 from openenv_gym.messages import Batch, Values
+from openenv_gym.server.space_schemas import json_schema
 from openenv_gym.spaces import leaf_dtype, leaf_shape, leaves, path_name, trim
 
 __all__ = ["ActionRefused", "GymnasiumForm", "JsonEncoding", "JsonForm", "Trimming"]
@@ -197,8 +198,10 @@ class JsonEncoding:
         """See `Encoding.writer`."""
         return _JsonWriter(self.form, count)
 
-    def info(self, info: dict[str, Any]) -> dict[str, Any]:
+    def info(self, info: dict[str, Any], observation: Any) -> dict[str, Any]:
         """See `Encoding.info`."""
+        if not info:
+            return {}
         return {key: msgspec.Raw(_encode(value)) for key, value in self.form.info(info).items()}
 
     def value(self, value: Any) -> Any:

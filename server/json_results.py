@@ -9,7 +9,11 @@ import msgspec
 from openenv_gym.messages import Observed, Stepped, Values
 from openenv_gym.server.openenv_messages import DialectError, encoded
 
-__all__ = ["Collected", "observed", "only", "stepped", "whole"]
+__all__ = ["Collected", "Reported", "observed", "only", "stepped", "whole"]
+
+
+class Reported(DialectError):
+    """Raised for what a session said, which has counted it."""
 
 
 def whole(reply: Observed | Stepped) -> list[dict[str, Any]]:
@@ -54,7 +58,7 @@ def only(results: list[Any]) -> dict[str, Any]:
     (result,) = results
     if isinstance(result, dict) and "error" in result:  # not so for a state that is encoded already
         data = dict(result["error"])
-        raise DialectError(data.pop("code"), data.pop("message"), **data)
+        raise Reported(data.pop("code"), data.pop("message"), **data)
     found: dict[str, Any] = result
     return found
 

@@ -26,11 +26,12 @@ from openenv_gym.messages import (
 from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.capacity import CapacityReached
 from openenv_gym.server.counts import Counts
+from openenv_gym.server.disclosure import disclosed
 from openenv_gym.server.exact_messages import refused_exactly
-from openenv_gym.server.json_form import ActionRefused, GymnasiumForm, JsonForm, Trimming
-from openenv_gym.server.json_results import Collected, observed, only, stepped, whole
+from openenv_gym.server.json_choices import form_of, render_mode_of
+from openenv_gym.server.json_form import ActionRefused, JsonForm
+from openenv_gym.server.json_results import Collected, Reported, observed, only, stepped, whole
 from openenv_gym.server.openenv_env import OpenEnvEnv
-from openenv_gym.server.openenv_form import OpenEnvForm
 from openenv_gym.server.openenv_messages import (
     BatchStepRequest,
     DialectError,
@@ -43,37 +44,11 @@ from openenv_gym.server.openenv_messages import (
 from openenv_gym.server.registry import Registry
 from openenv_gym.server.session import Connection, Session
 
-__all__ = ["JsonSession", "form_of"]
+__all__ = ["JsonSession"]
 
 logger = logging.getLogger(__name__)
 
 _DISABLED = gym.vector.AutoresetMode.DISABLED.value
-
-
-def form_of(registry: Registry, options: Options | None = None) -> JsonForm:
-    """How the values of a server's envs look.
-
-    Args:
-        registry: the server's sessions.
-        options: what the client wants to be sent; None for everything.
-
-    Raises:
-        DialectError: if the options name what isn't there.
-    """
-    wanted = options or Options()
-    trimming = Trimming(
-        include=None if wanted.include is None else tuple(wanted.include),
-        exclude=None if wanted.exclude is None else tuple(wanted.exclude),
-        obs_dtype=wanted.obs_dtype,
-        info_keys=None if wanted.info_keys is None else tuple(wanted.info_keys),
-    )
-    probe, models = registry.probe, registry.source.known_models
-    try:
-        if models is not None:
-            return OpenEnvForm(models, trimming)
-        return GymnasiumForm(probe.observation_space, probe.action_space, trimming)
-    except SpaceError as error:
-        raise misfit([], str(error), wanted.model_dump(exclude_unset=True)) from None
 
 
 class JsonSession:
@@ -119,7 +94,7 @@ class JsonSession:
             DialectError: if the options are wrong, there is no room, or an env can't be built.
         """
         form = form_of(registry, options)
-        render_mode = _render_mode(registry) if options.render else None
+        render_mode = render_mode_of(registry, options.render_mode) if options.render else None
         try:
             session = await registry.open(count, form.encoding(), render_mode=render_mode)
         except CapacityReached as full:
@@ -284,7 +259,7 @@ class JsonSession:
             return
         form = form_of(self._registry, options)
         if options.render:
-            self._session.slots.render_in(_render_mode(self._registry))
+            self._session.slots.render_in(render_mode_of(self._registry, options.render_mode))
         self._session.slots.use(form.encoding())
         self._form, self._options = form, options
 
@@ -293,12 +268,13 @@ class JsonSession:
             return self._form.action(fields)
         except ActionRefused as error:
             if self.exact:
-                raise refused_exactly(error.errors) from None
+                raise refused_exactly([{**each, "loc": (*where, *each["loc"])} for each in error.errors]) from None
             raise refused(error.errors, *where) from None
         except Exception as error:
             if not self.exact:
                 raise
-            raise DialectError("EXECUTION_ERROR", str(error)) from None
+            text = disclosed(str(error), debug=self._registry.settings.debug)
+            raise DialectError("EXECUTION_ERROR", text) from None
 
     async def _step(self, actions: list[Any]) -> list[dict[str, Any]]:
         reply = await self._run(self._request(actions))
@@ -344,8 +320,8 @@ class JsonSession:
 
     def _error(self, failure: EnvFailure) -> dict[str, Any]:
         env = self._session.slots.slots[failure.slot].env
-        if isinstance(env, OpenEnvEnv) and env.refusal is not None:
-            return refused_exactly(env.refusal).data  # OpenEnv's servers don't tell whose data didn't fit
+        if failure.code == "VALIDATION_ERROR" and isinstance(env, OpenEnvEnv):
+            return refused_exactly(env.refusal).data
         if self.exact and failure.code == "EXECUTION_ERROR":
             return DialectError(failure.code, failure.message).data
         facts: dict[str, Any] = {"type": failure.type} if failure.type else {}
@@ -360,30 +336,11 @@ def _check(reply: Reply | None) -> None:
     """Raise what a request failed with.
 
     Raises:
-        DialectError: if it could not be run at all.
+        Reported: if it could not be run at all.
     """
     if isinstance(reply, Failed):
-        raise DialectError(reply.code, reply.message)
+        raise Reported(reply.code, reply.message)
 
 
 def _factory_error(registry: Registry, message: str) -> DialectError:
     return DialectError("FACTORY_ERROR", message, factory_name=registry.source.name)
-
-
-def _render_mode(registry: Registry) -> str:
-    """The mode to render in so that a frame can be sent.
-
-    Raises:
-        DialectError: if there is none.
-    """
-    metadata = registry.probe.metadata
-    current = metadata.get("render_mode")
-    if current not in (None, "human"):
-        return str(current)
-    modes = metadata.get("render_modes") or []
-    if registry.source.takes_render_mode:
-        for mode in ("rgb_array", "ansi"):
-            if mode in modes:
-                return mode
-    problem = f"{registry.source.name} can't be rendered here; its render modes are {list(modes)}"
-    raise misfit(["render"], problem, True)

@@ -60,9 +60,3 @@ def configure(level: Level, *, as_json: bool = False) -> None:
     handler.setFormatter(_Formatter(as_json=as_json))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("openenv_gym").setLevel(level.upper())
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for uvicorn's error at each WebSocket that is refused with an HTTP status, which was refused in order."""
-    return record.getMessage() != "ASGI callable returned without completing handshake."

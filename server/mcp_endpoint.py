@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from openenv_gym.server import mcp
 from openenv_gym.server.adapters import HostedEnv
+from openenv_gym.server.disclosure import disclosed
 from openenv_gym.server.json_session import JsonSession
 from openenv_gym.server.json_sessions import JsonSessions, UnknownSession
 from openenv_gym.server.mcp import JsonRpcRequest, RpcError
@@ -72,7 +73,8 @@ async def answer(sessions: JsonSessions, data: Any, owner: Owner | None = None) 
     except DialectError as error:
         return mcp.refused(id, _not_opened(error))
     except Exception as error:  # noqa: BLE001 - what a tool raises is an answer
-        return mcp.refused(id, RpcError(mcp.INTERNAL_ERROR, str(error)))
+        text = disclosed(str(error), debug=sessions.registry.settings.debug)
+        return mcp.refused(id, RpcError(mcp.INTERNAL_ERROR, text))
 
 
 async def converse(

@@ -58,7 +58,7 @@ class Metrics:
         Args:
             accept: the request's ``Accept`` header, which chooses between Prometheus's format and OpenMetrics.
         """
-        snapshots = await self._registry.snapshots()
+        snapshots = await self._registry.ask_all("snapshot")
         encode, media_type = choose_encoder(accept)
         self._sessions.snapshots = snapshots  # nothing else runs until they are encoded
         return encode(self._collectors), media_type

@@ -11,12 +11,13 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
 from openenv_gym.server import mcp_endpoint
 from openenv_gym.server.exact_messages import ExactResetMessage, refused_exactly
+from openenv_gym.server.json_results import Reported
 from openenv_gym.server.json_sessions import JsonSessions
 from openenv_gym.server.mcp_endpoint import Owner
 from openenv_gym.server.openenv_messages import (
@@ -39,9 +40,6 @@ from openenv_gym.server.session import Connection
 __all__ = ["converse"]
 
 logger = logging.getLogger(__name__)
-
-_NOT_RUN: Final = frozenset({"INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR", "MESSAGE_TOO_LARGE"})
-"""Codes of what is refused here; the others come from the session, which counted them."""
 
 
 async def converse(
@@ -109,7 +107,7 @@ async def _serve(sessions: JsonSessions, owner: Owner, connection: Connection, t
             return False
         frame = _fitting(_frame(*await _answer(sessions, owner, message)), sessions.registry.settings.max_message_bytes)
     except DialectError as error:
-        if error.code in _NOT_RUN:
+        if not isinstance(error, Reported):
             counts.failed(error.code)
         frame = _frame("error", error.data)
     except Exception as error:  # a mistake of ours costs one reply, not the episode

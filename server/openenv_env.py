@@ -16,16 +16,33 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import gymnasium as gym
 from gymnasium import spaces
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 
+from openenv_gym.choices import Choices
 from openenv_gym.errors import FactoryError
+from openenv_gym.inference import NOT_VALUES, Fields, is_tool_call
 from openenv_gym.server.coroutines import Coroutines
 from openenv_gym.server.openenv_values import Pending
 
-__all__ = ["Models", "OpenEnvEnv", "is_openenv", "models_of"]
+__all__ = ["Models", "OpenEnvEnv", "is_openenv", "models_of", "schema_of", "wraps_an_agent"]
 
 _NO_SPACE: Final = spaces.Dict()
 _TOOL_ACTIONS: Final = {"ListToolsAction": "list_tools", "CallToolAction": "call_tool"}
+
+
+class _AnyType(GenerateJsonSchema):
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {}
+
+
+def schema_of(model: type[Any]) -> dict[str, Any]:
+    """The JSON schema of a model. A field of a class that JSON Schema can't describe, such as numpy's, may be anything.
+
+    OpenEnv's models may have such fields; only its servers' ``/schema`` fails then.
+    """
+    schema: dict[str, Any] = model.model_json_schema(schema_generator=_AnyType)
+    return schema
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,35 @@ class Models:
         model = self.tool_actions.get(kind, self.action) if isinstance(kind, str) else self.action
         return model.model_validate(data)
 
+    @property
+    def declared_state(self) -> type[Any] | None:
+        """The model of the states: what was said, or OpenEnv's own base class of states.
+
+        That is found in the module that has the base class of the observations.
+        """
+        base = next((kind for kind in self.observation.__mro__ if kind.__name__ == "Observation"), None)
+        found = self.state or getattr(sys.modules.get(base.__module__ if base else ""), "State", None)
+        return found if hasattr(found, "model_json_schema") else None
+
+    def needs_sample(self, choices: Choices) -> bool:
+        """Whether a real observation can help to infer spaces."""
+        known = choices.observation_space is not None or is_tool_call(schema_of(self.action))
+        return not known and bool(self.observation.model_fields.keys() - NOT_VALUES)
+
+    def fields(self, choices: Choices, sample: dict[str, Any] | None) -> tuple[Fields, Fields]:
+        """How observations and actions make up values of spaces.
+
+        Args:
+            choices: what was said about the spaces.
+            sample: the fields of a real observation; None if there was none.
+
+        Raises:
+            SpaceError: if they don't.
+        """
+        actions = schema_of(self.action)
+        action = choices.action(actions)  # which is the first to be told, for it costs no reset to find out
+        return choices.observation(schema_of(self.observation), sample, actions), action
+
 
 def is_openenv(env: object) -> bool:
     """Whether an env, or a class of envs, has OpenEnv's interface."""
@@ -75,6 +121,11 @@ def is_openenv(env: object) -> bool:
         return False
     has = {name: callable(getattr(kind, name, None)) for name in ("reset", "step", "reset_async", "step_async")}
     return (has["reset"] or has["reset_async"]) and (has["step"] or has["step_async"]) and hasattr(kind, "state")
+
+
+def wraps_an_agent(env: object) -> bool:
+    """Whether an environment is OpenEnv's ``HarnessEnvironment``, whose steps are turns of a conversation."""
+    return any(kind.__name__ == "HarnessEnvironment" for kind in type(env).__mro__)
 
 
 def models_of(env: object, name: str) -> Models:
@@ -182,21 +233,34 @@ class OpenEnvEnv:
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the environment."""
-        if type(action) is Pending:
-            action = action.make(action.value)
-        observation = self._ran(self._step, action)
-        info = _info(observation)
+        self.refusal = None
+        try:
+            if type(action) is Pending:
+                action = action.make(action.value)
+            observation = self._step(action)
+            if not isinstance(observation, BaseModel):
+                observation = self.waited(observation)
+        except ValidationError as error:
+            self.refusal = list(error.errors())
+            raise
+        metadata = getattr(observation, "metadata", None)
+        info = metadata if isinstance(metadata, dict) else {}
         reward = getattr(observation, "reward", None)
+        if reward is None:
+            reward = 0.0
         if not getattr(observation, "done", False):
-            return observation, 0.0 if reward is None else reward, False, False, info
+            return observation, reward, False, False, info
         truncated = bool(
             info.get("truncated", info.get("TimeLimit.truncated", getattr(observation, "truncated", False)))
         )
-        return observation, 0.0 if reward is None else reward, not truncated, truncated, info
+        return observation, reward, not truncated, truncated, info
 
-    def state(self) -> dict[str, Any]:
-        """The environment's state."""
+    def state(self, model: type[Any] | None = None) -> dict[str, Any]:
+        """The environment's state; with a ``model``, of a state derived from that only what the model itself has."""
         state = self._ran(lambda: self.env.state)
+        if model is not None and isinstance(state, model):
+            narrowed: dict[str, Any] = TypeAdapter(model).dump_python(state)
+            return narrowed
         if hasattr(state, "model_dump"):
             dumped: dict[str, Any] = state.model_dump()
             return dumped

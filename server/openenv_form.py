@@ -8,19 +8,25 @@ session.
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gymnasium import spaces
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openenv_gym.action_masks import ACTION_MASK, ActionMask
+from openenv_gym.actions import ActionReader
+from openenv_gym.codec import PackError, pack
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
+from openenv_gym.json_form import JsonForm
 from openenv_gym.messages import Batch, Values
 from openenv_gym.server.encoding import BatchEncoding, Writer
 from openenv_gym.server.json_form import ActionRefused, JsonEncoding, Trimming
-from openenv_gym.server.openenv_env import Models
-from openenv_gym.server.openenv_values import ENDS, Pending, plain, raw, view
+from openenv_gym.server.openenv_env import Models, schema_of
+from openenv_gym.server.openenv_values import ENDS, Pending, as_json, plain, raw, rewritten, view
+from openenv_gym.spaces import Json, leaves
 
 __all__ = ["OpenEnvBatchEncoding", "OpenEnvForm"]
 
@@ -72,12 +78,12 @@ class OpenEnvForm:
     def schemas(self) -> dict[str, dict[str, Any]]:
         """See `JsonForm.schemas`."""
         models = self._models
-        state = models.state or _state_beside(models.observation)
+        state = models.declared_state
         return {
-            "action": models.action.model_json_schema(),
-            "observation": models.observation.model_json_schema(),
-            "state": _State.model_json_schema() if state is None else state.model_json_schema(),
-            "reset_observation": (models.reset_observation or models.observation).model_json_schema(),
+            "action": schema_of(models.action),
+            "observation": schema_of(models.observation),
+            "state": schema_of(_State if state is None else state),
+            "reset_observation": schema_of(models.reset_observation or models.observation),
         }
 
     def encoding(self) -> JsonEncoding:
@@ -92,14 +98,6 @@ class _State(BaseModel):
 
     episode_id: str | None = Field(default=None, description="The current episode's name.")
     step_count: int = Field(default=0, ge=0, description="Steps taken in the current episode.")
-
-
-def _state_beside(observation: type[Any]) -> type[Any] | None:
-    """OpenEnv's own base class of states, found in the module that has the base class of this observation."""
-    base = next((kind for kind in observation.__mro__ if kind.__name__ == "Observation"), None)
-    module = None if base is None else sys.modules.get(base.__module__)
-    found: type[Any] | None = getattr(module, "State", None)
-    return found if hasattr(found, "model_json_schema") else None
 
 
 def _nested(models: Models, paths: Sequence[str]) -> dict[str, Any]:
@@ -125,7 +123,7 @@ class _OpenEnvEncoding(JsonEncoding):
     def writer(self, count: int, *, final: bool = False) -> Any:
         return _Results(self.form, count)
 
-    def info(self, info: dict[str, Any]) -> dict[str, Any]:
+    def info(self, info: dict[str, Any], observation: Any) -> dict[str, Any]:
         return {}
 
     def value(self, value: Any) -> Any:
@@ -156,6 +154,7 @@ class OpenEnvBatchEncoding(BatchEncoding):
         models: the environment's pydantic models.
         observation_space: the part of the observation space that the client sees.
         info_keys: info keys to send; None for all.
+        mask: what reads the info ``action_mask``, which is sent in any case; None for no such info.
     """
 
     def __init__(
@@ -164,14 +163,18 @@ class OpenEnvBatchEncoding(BatchEncoding):
         action: Fields,
         models: Models,
         observation_space: Any,
+        *,
         info_keys: frozenset[str] | None = None,
+        mask: ActionMask | None = None,
     ) -> None:
         super().__init__(observation_space, action.space, info_keys)
-        self._view = view(observation)
-        read = self.actions
-
-        def make(value: Any) -> Any:
-            return models.action_of(action.labelled(plain(value)))
+        self._mask = mask
+        shown = dataclasses.replace(observation, space=observation_space)
+        self._again = _by_json(shown)
+        direct = all(leaf.is_array or isinstance(leaf.space, (Json, spaces.Text)) for leaf in leaves(shown.space))
+        own = rewritten(models.observation) | rewritten(models.reset_observation or models.observation)
+        self._view = view(shown, own) if direct else self._again
+        read, make = ActionReader(action.space).read_plain, _maker(action, models)
 
         def actions(batch: Batch, count: int) -> Sequence[Any]:
             return [Pending(make, value) for value in read(batch, count)]
@@ -180,13 +183,71 @@ class OpenEnvBatchEncoding(BatchEncoding):
 
     def writer(self, count: int, *, final: bool = False) -> Any:
         """See `Encoding.writer`."""
-        return _Viewed(super().writer(count, final=final), self._view)
+        return _Viewed(super().writer(count, final=final), self._view, self._again)
+
+    def info(self, info: dict[str, Any], observation: Any) -> dict[str, Any]:
+        """See `Encoding.info`."""
+        try:
+            packed = super().info(info, observation)
+        except PackError:
+            packed = super().info(
+                {key: _sendable(value) for key, value in info.items() if self._wants(key)}, observation
+            )
+        if self._mask is None:
+            return packed
+        mask = self._mask.read(_shown(observation, {self._mask.key}))
+        return {**packed, ACTION_MASK: pack(mask, ACTION_MASK)}
+
+
+def _maker(action: Fields, models: Models) -> Callable[[Any], Any]:
+    """What makes an action, from its value with Python's own numbers."""
+    model, only = models.action, action.only
+    plain_already = [(leaf.path, leaf.is_array) for leaf in leaves(action.space)] == [((), True)]
+    if only is not None and plain_already and not (action.labels or action.lone) and not models.tool_actions:
+        return lambda value: model.model_validate({only: value})
+    return lambda value: models.action_of(action.labelled(plain(value)))
+
+
+def _by_json(fields: Fields) -> Callable[[Any], Any]:
+    """What reads an observation as a client in OpenEnv's dialect does, whatever the environment puts into a field."""
+    form = JsonForm(fields, fields)
+    kept = None if isinstance(fields.space, Json) else _names(fields)
+
+    return lambda observation: form.value_of(_shown(observation, kept))
+
+
+def _shown(observation: Any, fields: set[str] | None) -> Any:
+    """Those fields of an observation, or all, as OpenEnv's dialect has them."""
+    dumped = observation.model_dump(include=fields, exclude=ENDS)
+    for name in (fields or set()) - dumped.keys():
+        raise SpaceError(f"the observation has no field {name!r}, only {sorted(observation.model_dump())}", path=name)
+    return as_json(dumped)
+
+
+def _sendable(value: Any) -> Any:
+    """A part of an info that can be packed: a time, a path or a model in the form that it has in JSON."""
+    try:
+        pack(value)
+    except PackError:
+        return as_json(value)
+    return value
+
+
+def _names(fields: Fields) -> set[str]:
+    if fields.only is not None:
+        return {fields.only}
+    assert isinstance(fields.space, spaces.Dict)
+    return set(fields.space.spaces)
 
 
 class _Viewed:
-    def __init__(self, writer: Writer, read: Callable[[Any], Any]) -> None:
-        self._write, self._view = writer.write, read
-        self.batch = writer.batch
+    def __init__(self, writer: Writer, read: Callable[[Any], Any], again: Callable[[Any], Any]) -> None:
+        write_value, self.batch = writer.write, writer.batch
 
-    def write(self, position: int, value: Any) -> None:
-        self._write(position, self._view(value))
+        def write(position: int, value: Any) -> None:
+            try:
+                write_value(position, read(value))
+            except (SpaceError, PackError):  # a missing number, a set, a time: what has a form in JSON
+                write_value(position, again(value))
+
+        self.write = write

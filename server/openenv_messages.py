@@ -82,6 +82,9 @@ class Options(_Strict):
     )
     info_keys: list[str] | None = Field(default=None, description="Info keys to send as metadata; null for all.")
     render: bool = Field(default=False, description="Whether to send a rendered frame with each result.")
+    render_mode: str | None = Field(
+        default=None, description="The mode to render in; null for the first of rgb_array and ansi that the env has."
+    )
 
     def changed_by(self, other: Options) -> Options:
         """These options, with those that another message mentions."""

@@ -30,16 +30,20 @@ def json_response(data: Any, status: int = 200) -> Response:
 
 def add_openenv_routes(app: FastAPI, registry: Registry) -> None:
     """Add the routes that only OpenEnv environments have, or have otherwise than Gymnasium's."""
-    _add_control(app, registry)
+    _add_metadata(app, registry)
+    if registry.settings.mode == "simulation":
+        _add_control(app, registry)
     _add_tasks(app, Tasks(registry))
 
 
-def _add_control(app: FastAPI, registry: Registry) -> None:
+def _add_metadata(app: FastAPI, registry: Registry) -> None:
     @app.get("/metadata", tags=["Environment Info"])
     async def metadata() -> Response:
         """What the environment says about itself."""
         return json_response(registry.probe.about)
 
+
+def _add_control(app: FastAPI, registry: Registry) -> None:
     @app.post("/reset", tags=CONTROL, responses=FAILURES)
     async def reset(request: Annotated[ExactReset | None, Body()] = None) -> Response:
         """Build a fresh environment, reset it, and close it. For episodes use /ws."""

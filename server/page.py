@@ -8,11 +8,15 @@ from copy import copy
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from openenv_gym.codec import PackError
 from openenv_gym.errors import FactoryError, SpaceError
 from openenv_gym.messages import Array, Collected, EnvFailure, FinalRows, Observed, Returned, Stepped, Timings
+from openenv_gym.refusals import in_words
+from openenv_gym.server.disclosure import disclosed, sendable, text_of
 from openenv_gym.server.encoding import Encoding
+from openenv_gym.server.openenv_env import OpenEnvEnv
 from openenv_gym.server.slot import Slot
 
 __all__ = ["Assignment", "Page"]
@@ -33,7 +37,7 @@ class Page:
     Args:
         slots: the session's slots.
         encoding: how observations and infos travel.
-        debug: put tracebacks into failures.
+        debug: put tracebacks and paths of files into failures.
 
     Attributes:
         slots: the session's slots.
@@ -71,15 +75,14 @@ class Page:
     def write(self, position: int, observation: Any, info: dict[str, Any]) -> None:
         """Write an observation and an info, keeping no reference to them."""
         self._observations.write(position, observation)
-        if info:
-            encoded = self._encoding.info(info)
-            if encoded:
-                self.infos[position] = encoded
+        encoded = self._encoding.info(info, observation)
+        if encoded:
+            self.infos[position] = encoded
 
     def write_final(self, position: int, observation: Any, info: dict[str, Any]) -> None:
         """Write how an episode ended whose env is reset in the same step."""
         self._final_observations.write(position, observation)
-        self.final_infos[position] = self._encoding.info(info)
+        self.final_infos[position] = self._encoding.info(info, observation)
 
     def write_value(self, position: int, value: Any) -> None:
         """Write what a call returned."""
@@ -89,8 +92,13 @@ class Page:
         """Write what an env raised; its row then holds no data."""
         for rows in (self.infos, self.final_infos, self.values):
             rows.pop(position, None)
-        trace = _printable("".join(traceback.format_exception(error))) if self._debug else None
-        self.failures.append(EnvFailure(slot, _code(error), type(error).__name__, _text(error), trace))
+        trace = sendable("".join(traceback.format_exception(error))) if self._debug else None
+        if isinstance(error, ValidationError) and isinstance(self.slots[slot].env, OpenEnvEnv):
+            # OpenEnv's servers call it so, whether the action or something of the env's own didn't fit.
+            code, kind, text = "VALIDATION_ERROR", "", f"Invalid message: {in_words(error.errors())}"
+        else:
+            code, kind, text = _code(error), type(error).__name__, text_of(error)
+        self.failures.append(EnvFailure(slot, code, kind, disclosed(text, debug=self._debug), trace))
 
     def clear_row(self, position: int) -> None:
         """Forget one row."""
@@ -180,15 +188,3 @@ def _code(error: BaseException) -> str:
     if isinstance(error, FactoryError):
         return "FACTORY_ERROR"
     return "SERIALIZATION_ERROR" if isinstance(error, (SpaceError, PackError)) else "EXECUTION_ERROR"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return _printable(str(error))
-    except Exception:  # noqa: BLE001 - a `__str__` that raises must not hide what was raised
-        return "(this exception's text can't be made)"
-
-
-def _printable(text: str) -> str:
-    """Without lone surrogates, which stand for bytes that are no text and can't be sent as such."""
-    return text.encode("utf-8", "replace").decode()

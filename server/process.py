@@ -1,4 +1,4 @@
-"""One of a server's several processes: ``python -m openenv_gym.server.process``.
+"""One of a server's several processes.
 
 It is a whole server, except that it accepts no connections: its supervisor does so and hands each over with its file
 descriptor, so that nothing stands between a client and the process that serves it (see
@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from typing import Any
 
 from openenv_gym.server.intercom import Intercom
@@ -38,10 +37,7 @@ def main() -> int:
     member: dict[str, Any] = parent.configuration["member"]
     handover = socket.socket(fileno=member["handover"])
 
-    async def snapshot() -> dict[str, Any]:
-        return registry.snapshot()
-
-    intercom = Intercom(parent.write, {"snapshot": snapshot})
+    intercom = Intercom(parent.write, registry.answers)
     registry.company = Siblings(
         intercom, registry.capacity, member["process"], member["processes"], life=member["life"]
     )
@@ -72,7 +68,3 @@ def _take_over(server: Server, handover: socket.socket) -> None:
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)  # an env's subprocess shall not keep the connection open
         server.adopt(socket.socket(fileno=descriptor))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,17 +8,19 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from openenv_gym.errors import OpenEnvGymError
+from openenv_gym.errors import FactoryError, OpenEnvGymError
 from openenv_gym.server.adapters import EnvSource
 from openenv_gym.server.capacity import Capacity
 from openenv_gym.server.counts import Counts
+from openenv_gym.server.disclosure import disclosed
 from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.executor import Executor
+from openenv_gym.server.hosting import limited
 from openenv_gym.server.probe import Probe, probe
 from openenv_gym.server.session import Session
 from openenv_gym.server.settings import ServerSettings
@@ -47,7 +49,7 @@ class Registry:
 
     Args:
         source: where envs come from.
-        settings: the server's settings.
+        settings: the server's settings, before `limited` by what the env's class says about itself.
 
     Attributes:
         source: where envs come from.
@@ -57,23 +59,26 @@ class Registry:
         company: the processes of this server.
         sessions: the open sessions by name.
         draining: whether no more sessions are opened.
-        viewers: how many people look at the page now.
+        watched_until: while ``time.perf_counter`` is below, somebody looks at the page, and step requests are timed.
+        answers: what this process answers to the server's processes, itself among them, by the question's name.
         counts: what happened outside of open sessions; `total` has all.
 
     Raises:
         FactoryError: if an env can't be built.
         SpaceError: if its spaces can't be described.
+        OptionError: for more envs, or more threads, than its class can have.
     """
 
     def __init__(self, source: EnvSource, settings: ServerSettings) -> None:
         self.source = source
-        self.settings = settings
         self.probe: Probe = probe(source, calibrate=settings.max_workers is None and settings.max_step_s is None)
+        self.settings = settings = limited(self.probe.kind, settings)
         self.capacity = Capacity(settings.max_envs)
-        self.company: Company = Alone(self.capacity)
+        self.answers: dict[str, Callable[..., Awaitable[Any]]] = {"snapshot": self._snapshot}
+        self.company: Company = Alone(self.capacity, self.answers)
         self.sessions: dict[str, Session] = {}
         self.draining = False
-        self.viewers = 0
+        self.watched_until = 0.0
         self.counts = Counts()
         self._stopping = asyncio.Event()
         # An env that takes too long can only be given up together with its thread.
@@ -111,7 +116,14 @@ class Registry:
             total.add(counts)
         return total
 
-    def snapshot(self) -> dict[str, Any]:
+    async def ask_all(self, what: str) -> list[Any]:
+        """What each of the server's processes answers to a question (see `answers`), if it does; this one always."""
+        try:
+            return await self.company.ask_all(what) or [await self.answers[what]()]
+        except ConnectionError:  # the supervisor is gone, and soon this process will be
+            return [await self.answers[what]()]
+
+    async def _snapshot(self) -> dict[str, Any]:
         """This process in numbers, as plain data."""
         return {
             "pid": os.getpid(),
@@ -124,13 +136,6 @@ class Registry:
             "queued": self.queued,
             "counts": msgspec.to_builtins(self.total()),
         }
-
-    async def snapshots(self) -> list[dict[str, Any]]:
-        """`snapshot` of each of the server's processes that answers."""
-        try:
-            return await self.company.snapshots() or [self.snapshot()]
-        except ConnectionError:  # the supervisor is gone, and soon this process will be
-            return [self.snapshot()]
 
     def start(self) -> None:
         """Start reaping idle sessions, inside the server's event loop."""
@@ -163,6 +168,7 @@ class Registry:
         render_mode: str | None = None,
         max_episode_steps: int | None = None,
         autoreset_mode: str | None = None,
+        varied: bool = False,
     ) -> Session:
         """Open a session with its envs built.
 
@@ -172,6 +178,7 @@ class Registry:
             render_mode: the envs' render mode.
             max_episode_steps: truncate episodes at this length.
             autoreset_mode: the ``AutoresetMode`` that the client expects of a vector env.
+            varied: let the bounds of the envs' observation spaces differ.
 
         Raises:
             OptionError: for what a vector env can't do.
@@ -205,6 +212,7 @@ class Registry:
                     encoding,
                     render_mode=render_mode,
                     max_episode_steps=max_episode_steps,
+                    varied=varied,
                     debug=debug,
                 )
             session = Session(slots, self._executor, self.settings)
@@ -237,7 +245,11 @@ class Registry:
         await self.company.release(count)
 
     async def _build(self, session: Session) -> None:
-        await session.build()
+        try:
+            await session.build()
+        except FactoryError as error:
+            error.reason = disclosed(error.reason, debug=self.settings.debug)
+            raise
         if session.closed:  # by `stop`, meanwhile
             raise GoingAway
 

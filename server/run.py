@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,11 @@ import uvicorn
 
 from openenv_gym.server.registry import Registry
 from openenv_gym.server.settings import ServerSettings
+from openenv_gym.server.websocket import BoundedWebSocket
+
+if sys.platform == "linux":
+    import fcntl
+    import termios
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -56,6 +63,7 @@ class Server(uvicorn.Server):
         self._interruptible = interruptible
         self._last_resort = last_resort
         self._waiting: dict[tuple[Any, Any], float] = {}
+        self._unsent: dict[Any, tuple[int, float]] = {}
         self._adopting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -68,6 +76,7 @@ class Server(uvicorn.Server):
         """See ``uvicorn.Server``: called ten times a second."""
         if counter % 10 == 0:
             self._drop_the_silent()
+            self._drop_the_deaf()
         return await super().on_tick(counter)
 
     def _drop_the_silent(self) -> None:
@@ -78,6 +87,19 @@ class Server(uvicorn.Server):
         self._waiting = {pair: self._waiting.get(pair, now) for pair in waiting}
         for (connection, _), since in self._waiting.items():
             if now - since > self._registry.settings.opening_timeout_s:
+                connection.transport.abort()
+
+    def _drop_the_deaf(self) -> None:
+        """Drop connections that take nothing of what they are sent: while something is left, they can't be closed."""
+        now, limit_s = time.monotonic(), self._registry.settings.ping_timeout_s
+        looked: dict[Any, tuple[int, float]] = {}
+        for connection in self.server_state.connections:
+            size = _size_unsent(connection.transport)
+            before, since = self._unsent.get(connection, (0, now))
+            looked[connection] = size, since if 0 < before <= size else now
+        self._unsent = looked
+        for connection, (_, since) in looked.items():
+            if limit_s is not None and now - since > limit_s:
                 connection.transport.abort()
 
     def adopt(self, connection: socket.socket) -> None:
@@ -120,6 +142,20 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
 
+def _size_unsent(transport: asyncio.WriteTransport) -> int:
+    """Bytes that a transport holds back, with what the kernel still has before them; 0 if it holds none back.
+
+    The kernel takes megabytes at a time, and no more before a good part of them is gone: without its share a slow
+    reader would seem to take nothing for as long as that lasts.
+    """
+    size = transport.get_write_buffer_size()
+    opened = transport.get_extra_info("socket")
+    if sys.platform == "linux" and size and opened is not None:  # elsewhere the request has no meaning for sockets
+        (waiting,) = struct.unpack("i", fcntl.ioctl(opened.fileno(), termios.TIOCOUTQ, bytes(4)))  # tcp(7), SIOCOUTQ
+        size += waiting
+    return size
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; made here, for uvicorn would report a failure in its own way.
 
@@ -147,6 +183,11 @@ def _exit_after(seconds: float) -> None:
     os._exit(1)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for uvicorn's error at each WebSocket that is refused with an HTTP status, which was refused in order."""
+    return record.getMessage() != "ASGI callable returned without completing handshake."
+
+
 def make_server(
     app: FastAPI,
     settings: ServerSettings,
@@ -172,6 +213,7 @@ def make_server(
         last_resort: see `Server`.
         **config: more of ``uvicorn.Config``, such as ``ssl_certfile``.
     """
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return Server(
         uvicorn.Config(
             app,
@@ -179,7 +221,7 @@ def make_server(
             port=port,
             log_level=log_level,
             access_log=False,
-            ws="websockets-sansio",  # about twice as fast as uvicorn's older implementation
+            ws=BoundedWebSocket,
             ws_per_message_deflate=False,
             ws_max_size=settings.max_message_bytes,
             ws_ping_interval=settings.ping_interval_s,

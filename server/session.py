@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 from openenv_gym.codec import PackError, unpack
-from openenv_gym.errors import FactoryError, OpenEnvGymError
+from openenv_gym.errors import OpenEnvGymError
 from openenv_gym.messages import (
     Close,
     Closed,
@@ -39,7 +39,8 @@ from openenv_gym.protocol import ServerProtocol
 from openenv_gym.server.access import NotAllowed, use_of
 from openenv_gym.server.adapters import HostedEnv
 from openenv_gym.server.counts import Counts
-from openenv_gym.server.executor import Executor, Job, Worker, run_together
+from openenv_gym.server.crew import Crew
+from openenv_gym.server.executor import Executor
 from openenv_gym.server.flights import Flight, Flights, Group
 from openenv_gym.server.outlet import Connection, Outlet
 from openenv_gym.server.page import Assignment, Page
@@ -65,7 +66,7 @@ class Session(Outlet):
 
     Attributes:
         slots: the envs.
-        workers: the worker of each slot.
+        crew: their workers.
         name: the session's public name.
         secret: what a resume must show.
         protocol: ids and kept replies.
@@ -79,7 +80,6 @@ class Session(Outlet):
     def __init__(self, slots: Slots, executor: Executor, settings: ServerSettings) -> None:
         super().__init__()
         self.slots = slots
-        self.workers = executor.place(slots.count, as_one=slots.as_one)
         self.name = secrets.token_hex(8)
         self.secret = secrets.token_urlsafe(32)
         self.protocol = ServerProtocol(settings.max_message_bytes)
@@ -88,11 +88,10 @@ class Session(Outlet):
         self.closed = False
         self.client_limit = settings.max_message_bytes
         self._flights = Flights(slots, self.counts, self._note_activity)
-        self._executor = executor
+        self.crew = Crew(slots, executor, self.name, settings.max_step_s)
         self._settings = settings
         self._turn = asyncio.Lock()
         self._gone = asyncio.Event()
-        self._everyone = self._by_worker(range(slots.count))
 
     @property
     def renders(self) -> bool:
@@ -113,31 +112,12 @@ class Session(Outlet):
         await super().attach(connection, frames)
 
     async def build(self) -> None:
-        """Build the envs. If the session is closed meanwhile, those that are left aren't built.
-
-        Raises:
-            FactoryError: if one can't be built, or not within ``max_step_s``.
-            SpaceError: if one has other spaces than the server's.
-        """
-        errors: list[Exception] = []
-        slots, limit_s = self.slots.slots, self._settings.max_step_s
-
-        def build_all(group: Sequence[Assignment]) -> None:
-            try:
-                for _, number in group:
-                    if not (errors or self.closed):
-                        slots[number].build()
-            except Exception as error:  # noqa: BLE001 - raised below, on the loop's thread
-                errors.append(error)
-
+        """Build the envs; see `openenv_gym.server.crew.Crew.build`."""
         async with self._turn:
-            stuck = await self._on_workers(self._everyone, build_all, limit_s)
-            if stuck and limit_s is not None:
-                self._give_up("build", stuck)
-                errors.append(FactoryError(self.slots.source.name, f"not built within {limit_s:g} second(s)"))
-            self.last_active = time.monotonic()
-        if errors:
-            raise errors[0]
+            try:
+                await self.crew.build()
+            finally:
+                self._note_activity()
 
     async def close(self) -> None:
         """Close the envs, each on its own thread and once, after what runs there now."""
@@ -146,22 +126,9 @@ class Session(Outlet):
             return
         self.closed = True
         self._flights.wake()
-        slots = self.slots.slots
-
-        def close_all(group: Sequence[Assignment]) -> None:
-            for _, number in group:
-                try:
-                    slots[number].close()
-                except BaseException:
-                    logger.exception("an env could not be closed", extra={"session": self.name, "env": number})
-
         try:
-            for worker, group in await self._on_workers(self._everyone, close_all, self._settings.max_step_s):
-                logger.warning("an env was not closed in time", extra={"session": self.name, "env": group[0][1]})
-                self._executor.abandon(worker)
+            await self.crew.close()
         finally:
-            for worker in self.workers:
-                self._executor.leave(worker)
             self._gone.set()
 
     # ------------------------------------------------------------------------------------------- requests
@@ -199,7 +166,7 @@ class Session(Outlet):
                 logger.exception("a request could not be run", extra={"session": self.name})
                 return Failed(request.id, "EXECUTION_ERROR", type(error).__name__, "the server failed; see its log")
             finally:
-                self.last_active = time.monotonic()
+                self._note_activity()
 
     async def frame(self, number: int) -> Any:
         """What an env shows now, drawn on its thread between two requests; None if it can't. This is no activity."""
@@ -213,7 +180,7 @@ class Session(Outlet):
 
         async with self._turn:
             if not self.closed:
-                await self._on_workers(self._by_worker([number]), draw, self._settings.max_step_s)
+                await self.crew.run(self.crew.groups_of([number]), draw)
         return frames[0] if frames else None
 
     def _count(self, request: Request, reply: Reply, seconds: float) -> None:
@@ -252,8 +219,8 @@ class Session(Outlet):
         async with self._turn:
             if self.closed:
                 raise RuntimeError("the session was closed")
-            await self._scatter("call", self._by_worker([0]), run)
-            self.last_active = time.monotonic()
+            await self.crew.scatter("call", self.crew.groups_of([0]), run)
+            self._note_activity()
         if not outcomes:
             raise TimeoutError("the env didn't return in time, and is given up")
         result, error = outcomes[0]
@@ -289,7 +256,7 @@ class Session(Outlet):
                         if not note(await self._step(step)):
                             break
             finally:
-                self.last_active = time.monotonic()
+                self._note_activity()
                 self.counts.stepped(len(done), perf_counter() - began)
                 self._count_failures(chain.from_iterable(done))
         return None
@@ -307,7 +274,7 @@ class Session(Outlet):
             except Exception as error:  # noqa: BLE001 - raised below, on the loop's thread
                 errors.append(error)
 
-        await self._scatter("step", self._everyone, run_all)
+        await self.crew.scatter("step", self.crew.everyone, run_all)
         if errors:
             raise errors[0]
 
@@ -323,16 +290,16 @@ class Session(Outlet):
             return await self._collect(request, following)
         if isinstance(request, Close):
             return Closed(request.id)
-        count, groups = self._assign(request.slots)
+        count, groups = self.crew.assign(request.slots)
         if isinstance(request, State) and self.slots.source.openenv:
-            page = await self._scatter("state", groups, self.slots.own_states)
+            page = await self.crew.scatter("state", groups, self.slots.own_states)
             return page.returned(request.id, count)
         if isinstance(request, State):
             numbers = range(self.slots.count) if request.slots is None else request.slots
             return Returned(request.id, [self.slots.state(n) for n in numbers], [])
         use = use_of(request, count, self._settings)
         name = "render" if isinstance(request, Render) else request.name
-        page = await self._scatter(name, groups, lambda page, group: self.slots.each(page, group, use))
+        page = await self.crew.scatter(name, groups, lambda page, group: self.slots.each(page, group, use))
         return page.returned(request.id, count)
 
     async def _step(self, request: Step, laps: Laps | None = None) -> Stepped:
@@ -345,16 +312,16 @@ class Session(Outlet):
             begun = perf_counter()
             self.slots.step(page, group, actions, request.autoreset)
             if laps is not None:
-                laps.job(self.workers[group[0][1]].idle_since, begun)
+                laps.job(self.crew.idle_since(group), begun)
 
         if laps is not None:
             laps.submitted = perf_counter()
-        page = await self._scatter("step", groups, work)
+        page = await self.crew.scatter("step", groups, work)
         timings = laps.sum_up() if laps is not None else None
         return page.stepped(request.id, count, timings if request.timed else None)
 
     def _prepare(self, request: Step | Launch) -> tuple[int, Sequence[Group], Sequence[Any]]:
-        count, groups = self._assign(request.slots)
+        count, groups = self.crew.assign(request.slots)
         if request.autoreset is not None:
             gym.vector.AutoresetMode(request.autoreset)  # ValueError for an unknown mode
         return count, groups, self.slots.actions(request, count)
@@ -370,7 +337,7 @@ class Session(Outlet):
     def _end_overdue(self, launched: Sequence[Flight], limit_s: float) -> None:
         for flight in launched:
             if self._flights.is_overdue(flight) and not self.closed:
-                self._give_up("step", [(self.workers[flight.slot], [(flight.slot, flight.slot)])])
+                self.crew.give_up_slot("step", flight.slot)
                 self._flights.give_up(flight, limit_s)
 
     async def _collect(self, request: Collect, following: asyncio.Future[bytes] | None) -> Reply:
@@ -387,98 +354,17 @@ class Session(Outlet):
         return collected
 
     async def _reset(self, request: Reset) -> Reply:
-        count, groups = self._assign(request.slots)
+        count, groups = self.crew.assign(request.slots)
         seeds = [None] * count if request.seeds is None else [unpack(seed) for seed in request.seeds]
         options = [None] * count if request.options is None else [unpack(given) for given in request.options]
         if not len(seeds) == len(options) == count:
             raise ValueError(f"{len(seeds)} seeds and {len(options)} options for {count} envs")
         if not all(given is None or isinstance(given, dict) for given in options):
             raise ValueError("an env's options are a dict or None")
-        self._flights.forget(groups)
         if not all(seed is None or type(seed) is int for seed in seeds):
             raise ValueError("an env's seed is an integer or None")
-        page = await self._scatter("reset", groups, lambda page, group: self.slots.reset(page, group, seeds, options))
+        self._flights.forget(groups)
+        page = await self.crew.scatter(
+            "reset", groups, lambda page, group: self.slots.reset(page, group, seeds, options, request.sticky)
+        )
         return page.observed(request.id, count)
-
-    # -------------------------------------------------------------------------------------------- threads
-
-    def _assign(self, slots: list[int] | None) -> tuple[int, Sequence[Group]]:
-        if slots is None:
-            return self.slots.count, self._everyone
-        count = self.slots.count
-        if not 0 < len(slots) <= count:
-            raise ValueError(f"{len(slots)} slots of a session with {count}")
-        if len(set(slots)) != len(slots) or not all(0 <= n < count for n in slots):
-            raise ValueError(f"slots are numbered from 0 to {count - 1}, and may be named once each")
-        return len(slots), self._by_worker(slots)
-
-    def _by_worker(self, slots: Sequence[int]) -> list[Group]:
-        groups: dict[Worker, list[Assignment]] = {}
-        for assignment in enumerate(slots):
-            groups.setdefault(self.workers[assignment[1]], []).append(assignment)
-        return list(groups.items())
-
-    async def _scatter(
-        self, doing: str, groups: Sequence[Group], work: Callable[[Page, list[Assignment]], None]
-    ) -> Page:
-        """Run ``work(page, assignments)`` for each group on its worker; give the page once all have ended.
-
-        An env that isn't done within ``max_step_s`` is given up, and an error stands for it on the page.
-        """
-        page = self.slots.begin()
-        limit_s = self._settings.max_step_s
-        stuck = await self._on_workers(groups, lambda group: work(page, group), limit_s)
-        if stuck and limit_s is not None:
-            self._give_up(doing, stuck)
-            return page.without([assignment for _, group in stuck for assignment in group], doing, limit_s)
-        self.slots.end(page)
-        return page
-
-    def _give_up(self, doing: str, stuck: Sequence[Group]) -> None:
-        """Leave workers alone with their env and the page; what they still do there concerns nobody any more."""
-        for worker, _ in stuck:  # with a limit, each env, or vector env, has a worker of its own
-            numbers = [number for number, other in enumerate(self.workers) if other is worker]
-            what = {"session": self.name, "env": numbers[0], "doing": doing}
-            logger.warning("an env takes too long and is given up", extra=what)
-            worker.submit(self.slots.abandon(numbers[0]).close)
-            self._executor.abandon(worker)
-            if not self.closed:
-                fresh = self._executor.place(len(numbers), as_one=self.slots.as_one)
-                for number, other in zip(numbers, fresh, strict=True):
-                    self.workers[number] = other
-        self._everyone = self._by_worker(range(self.slots.count))
-
-    async def _on_workers(
-        self, groups: Sequence[Group], work: Callable[[list[Assignment]], None], limit_s: float | None = None
-    ) -> list[Group]:
-        """Run ``work(assignments)`` for each group on its worker, and wait until all have ended, or for the limit.
-
-        Returns:
-            the groups that have not ended.
-        """
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-        ended: set[Worker] = set()
-
-        def run(worker: Worker, group: list[Assignment]) -> None:
-            try:
-                work(group)
-            finally:
-                ended.add(worker)
-
-        def finish() -> None:
-            try:
-                loop.call_soon_threadsafe(done.set)
-            except RuntimeError:  # the loop is closed, and nobody waits any more
-                logger.debug("a job ended after the server", extra={"session": self.name})
-
-        jobs: list[tuple[Worker, Job]] = [(w, lambda w=w, group=group: run(w, group)) for w, group in groups]  # type: ignore[misc]
-        run_together(jobs, finish)
-        if limit_s is None:
-            await done.wait()
-            return []
-        try:
-            await asyncio.wait_for(done.wait(), limit_s)
-        except asyncio.TimeoutError:
-            return [group for group in groups if group[0] not in ended]
-        return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
@@ -37,11 +37,14 @@ class ServerSettings(BaseModel):
         max_message_size_mb: the largest message in MiB, in either direction, and the most that a session keeps of its
             last replies for a resume.
         ping_interval_s: seconds between WebSocket pings; None sends none.
-        ping_timeout_s: seconds after which a missing pong closes the connection; None waits for ever.
+        ping_timeout_s: seconds after which a missing pong closes the connection, and a peer that takes nothing of what
+            it is sent loses it; None waits for ever.
         shutdown_s: seconds that running steps have to end at shutdown. ``openenv-gym serve`` and a `LocalServer`'s
             process are gone within three seconds more, whatever an env does.
+        mode: ``production`` leaves out the routes that reset and step an env without a session (``/reset``, ``/step``
+            and ``/state``), and gives the agents that OpenEnv environments wrap the route ``/harness``.
         web: serve a page at ``/web`` that shows what the server does, and lets people try an env.
-        debug: send remote tracebacks to clients. They hold file paths.
+        debug: send remote tracebacks to clients, and the paths of files that errors name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,6 +66,7 @@ class ServerSettings(BaseModel):
     ping_interval_s: float | None = Field(default=60.0, gt=0)
     ping_timeout_s: float | None = Field(default=60.0, gt=0)
     shutdown_s: float = Field(default=5.0, ge=0)
+    mode: Literal["simulation", "production"] = "simulation"
     web: bool = True
     debug: bool = False
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from openenv_gym.server.capacity import Capacity, CapacityReached
@@ -45,18 +46,40 @@ class Company(Protocol):
             the other process; None if this one is as good as any: it is the one, or there is none such any more.
         """
 
-    async def snapshots(self) -> list[dict[str, Any]] | None:
-        """What `openenv_gym.server.registry.Registry.snapshot` gives in each process; None for a server of one."""
+    async def ask_all(self, what: str) -> list[Any]:
+        """What each process answers to a question, in the order of their numbers; without those that don't.
+
+        Raises:
+            ConnectionError: if the supervisor is gone.
+        """
+
+    async def ask_owner(self, session: str, what: str, *arguments: Any) -> Any:
+        """What the process that has a session of this name answers; None if there is none such, or it doesn't.
+
+        Args:
+            session: the session's name, the question's first argument.
+            what: the question.
+            *arguments: the others.
+
+        Raises:
+            ConnectionError: if the supervisor is gone.
+        """
 
 
 class Alone:
-    """A server of one process; see `Company`."""
+    """A server of one process; see `Company`.
+
+    Args:
+        capacity: counts its envs.
+        answers: what it answers to questions.
+    """
 
     processes = 1
     process = 0
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, answers: Mapping[str, Callable[..., Awaitable[Any]]]) -> None:
         self._capacity = capacity
+        self._answers = answers
 
     def named(self, session: str) -> str:
         """See `Company.named`."""
@@ -78,9 +101,13 @@ class Alone:
         """See `Company.expect`."""
         return None
 
-    async def snapshots(self) -> None:
-        """See `Company.snapshots`."""
-        return
+    async def ask_all(self, what: str) -> list[Any]:
+        """See `Company.ask_all`."""
+        return [await self._answers[what]()]
+
+    async def ask_owner(self, session: str, what: str, *arguments: Any) -> Any:
+        """See `Company.ask_owner`."""
+        return await self._answers[what](session, *arguments)
 
 
 class Siblings:
@@ -138,10 +165,14 @@ class Siblings:
             return None
         return process if await self._intercom.ask("expect", process, life) else None
 
-    async def snapshots(self) -> list[dict[str, Any]]:
-        """See `Company.snapshots`."""
-        snapshots: list[dict[str, Any]] = await self._intercom.ask("snapshots")
-        return snapshots
+    async def ask_all(self, what: str) -> list[Any]:
+        """See `Company.ask_all`."""
+        answers: list[Any] = await self._intercom.ask("ask_all", what)
+        return answers
+
+    async def ask_owner(self, session: str, what: str, *arguments: Any) -> Any:
+        """See `Company.ask_owner`."""
+        return await self._intercom.ask("ask_one", *_owner_of(session), what, session, *arguments)
 
     def _give_up(self, asking: asyncio.Future[Any], count: int) -> None:
         """Give back what was granted to somebody who is gone."""

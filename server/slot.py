@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import uuid
@@ -34,6 +35,7 @@ class Slot:
         steps: steps of the episode so far.
         over: whether the episode ended in the last step.
         stale: whether the env is built anew before the next reset: its last reset raised, or the render mode changed.
+        sticky: the options that its autoresets pass; None for none, as with Gymnasium.
     """
 
     def __init__(self, make: Callable[[], HostedEnv], max_episode_steps: int | None = None) -> None:
@@ -42,9 +44,10 @@ class Slot:
         self.steps = 0
         self.over = False
         self.stale = False
+        self.sticky: dict[str, Any] | None = None
         self._make = make
         self._limit = math.inf if max_episode_steps is None else max_episode_steps
-        self._live = False
+        self._step: Callable[[Any], Any] | None = None  # the env's, while it has an episode
         self._episode_id: str | None = ""  # before the first reset; None until somebody asks for the new episode's
 
     @property
@@ -86,16 +89,23 @@ class Slot:
             env.close()
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset the env. An autoreset passes no arguments, as with Gymnasium."""
+        """Reset the env."""
         env = self.env
         if env is None or (self.stale and env.guarded):
-            self._live = False
+            self._step = None
             self._discard()
             env = self.build()
-        self._live, self.stale, self.over, self.steps = False, True, False, 0
-        observation, info = env.reset(**arguments)
-        self._live, self.stale, self._episode_id = True, False, None
+        self._step, self.stale, self.over, self.steps = None, True, False, 0
+        result: Any = env.reset(**arguments)
+        if not isinstance(result, tuple) or len(result) != 2:  # an observation of two numbers would pass for both
+            raise TypeError(f"the env's reset() must return (observation, info), not {_told(result)}")
+        observation, info = result
+        self._step, self.stale, self._episode_id = env.step, False, None
         return observation, info
+
+    def autoreset(self) -> tuple[Any, dict[str, Any]]:
+        """Reset the env after its episode, without a seed: its generator goes on."""
+        return self.reset() if self.sticky is None else self.reset(options=copy.deepcopy(self.sticky))
 
     def step(self, action: Any, autoreset: str | None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the env, or reset it where ``NextStep`` says so.
@@ -110,19 +120,36 @@ class Slot:
         Raises:
             ResetNeeded: if there is no episode that could go on.
         """
-        if self.over and autoreset is not None:
-            if autoreset == NEXT_STEP:
-                observation, info = self.reset()
+        step = self._step if not self.over else None
+        if step is None:
+            if self.over and autoreset == NEXT_STEP:
+                observation, info = self.autoreset()
                 return observation, 0.0, False, False, info
-            # With SameStep only after a failure: the end could not be reported, and so the env was not reset.
-            raise gym.error.ResetNeeded(f"the episode is over; with the autoreset mode {autoreset}, call `reset` first")
-        if self.env is None or not (self._live or (autoreset is None and not self.env.guarded)):
-            raise gym.error.ResetNeeded("Cannot call `step` before calling `reset`")
-        observation, reward, terminated, truncated, info = self.env.step(action)
+            step = self._step_without_episode(autoreset)
+        result: Any = step(action)
+        try:
+            observation, reward, terminated, truncated, info = result
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"the env's step() must return (observation, reward, terminated, truncated, info), not {_told(result)}"
+            ) from None
         self.steps += 1
         if self.steps >= self._limit:
             truncated = True
+        if terminated or truncated:
+            self.over = True
         return observation, reward, terminated, truncated, info
+
+    def _step_without_episode(self, autoreset: str | None) -> Callable[[Any], Any]:
+        """The env's own ``step``, if it may be called though the episode is over, or there was none."""
+        if self.over and autoreset is not None:
+            # With SameStep only after a failure: the end could not be reported, and so the env was not reset.
+            raise gym.error.ResetNeeded(f"the episode is over; with the autoreset mode {autoreset}, call `reset` first")
+        if self._step is not None:
+            return self._step
+        if self.env is None or self.env.guarded or autoreset is not None:
+            raise gym.error.ResetNeeded("Cannot call `step` before calling `reset`")
+        return self.env.step
 
     def _discard(self) -> None:
         """Close an env that is to be replaced; it may well be broken."""
@@ -130,3 +157,7 @@ class Slot:
             self.close()
         except BaseException:  # not even sys.exit() shall keep the new env from being built
             logger.exception("closing an env before it is built anew failed")
+
+
+def _told(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

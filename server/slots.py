@@ -9,6 +9,7 @@ observation and info travel as `FinalRows`, written down before the reset can ov
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from openenv_gym.server.encoding import Encoding
 from openenv_gym.server.openenv_env import OpenEnvEnv
 from openenv_gym.server.page import Assignment, Page
 from openenv_gym.server.slot import SAME_STEP, Slot
+from openenv_gym.spaces import alike
 
 __all__ = ["Slots"]
 
@@ -39,6 +41,7 @@ class Slots:
         encoding: how observations, infos and actions travel.
         render_mode: the envs' render mode.
         max_episode_steps: truncate episodes at this length.
+        varied: let the bounds of the envs' observation spaces differ.
         debug: put tracebacks into failures.
 
     Attributes:
@@ -55,6 +58,7 @@ class Slots:
         *,
         render_mode: str | None = None,
         max_episode_steps: int | None = None,
+        varied: bool = False,
         debug: bool = False,
     ) -> None:
         self.source = source
@@ -63,6 +67,7 @@ class Slots:
         self._encoding = encoding
         self._render_mode = render_mode
         self._max_episode_steps = max_episode_steps
+        self._varied = varied
         self._debug = debug
         self._slots = [self._new_slot() for _ in range(count)]
         self._page: Page | None = None
@@ -75,6 +80,7 @@ class Slots:
         assignments: Sequence[Assignment],
         seeds: Sequence[int | None],
         options: Sequence[dict[str, Any] | None],
+        sticky: bool,
     ) -> None:
         """Reset envs.
 
@@ -83,9 +89,11 @@ class Slots:
             assignments: positions and slots.
             seeds: a seed or None for each position of the request.
             options: the same with options.
+            sticky: whether their autoresets shall pass these options too.
         """
         for position, number in assignments:
             slot, seed = page.slots[number], seeds[position]
+            slot.sticky = copy.deepcopy(options[position]) if sticky else None  # the env may change what it is given
             try:
                 page.write(position, *slot.reset(seed=seed, options=options[position]))
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an env must not pass for a transition
@@ -115,14 +123,13 @@ class Slots:
             try:
                 observation, reward, term, trunc, info = slot.step(actions[position], autoreset)
                 terminated[position], truncated[position] = term, trunc
-                slot.over = bool(term or trunc)
                 try:
                     rewards[position] = reward
                 except (TypeError, ValueError):  # an array of one element, which numpy 2 takes for no number
                     rewards[position] = np.asarray(reward).item()
                 if slot.over and autoreset == SAME_STEP:
                     page.write_final(position, observation, info)
-                    observation, info = slot.reset()
+                    observation, info = slot.autoreset()
                 write(position, observation, info)
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an env must not pass for a transition
                 page.fail(position, number, error)
@@ -220,11 +227,27 @@ class Slots:
 
     def _make(self) -> HostedEnv:
         env = self.source.make(self._render_mode)
-        if (env.observation_space, env.action_space) == self._spaces:
+        problem = self._misfit(env)
+        if problem is None:
             return env
         with contextlib.suppress(Exception):
             env.close()
-        raise SpaceError(
+        raise problem
+
+    def _misfit(self, env: HostedEnv) -> SpaceError | None:
+        """Why an env can't be one of these, partly in Gymnasium's words (gymnasium/vector/sync_vector_env.py)."""
+        observation_space, action_space = self._spaces
+        made = (
             f"{self.source.name} made an env with the spaces {env.observation_space} and {env.action_space}, "
-            f"but this server's are {self._spaces[0]} and {self._spaces[1]}"
+            f"but this server's are {observation_space} and {action_space}"
         )
+        if env.action_space != action_space:
+            return SpaceError(made)
+        if env.observation_space == observation_space:
+            return None
+        if not self._varied:
+            return SpaceError(
+                f"the sub-environments observation spaces are not equivalent. {made}. If this is intentional, use "
+                "`observation_mode='different'` instead."
+            )
+        return None if alike(env.observation_space, observation_space) else SpaceError(f"{made}: not just other bounds")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+from openenv_gym.server.adapters import HostedEnv
+from openenv_gym.server.disclosure import disclosed
 from openenv_gym.server.exact_messages import ExactReset, ExactStep, refused_exactly
+from openenv_gym.server.json_choices import form_of
 from openenv_gym.server.json_form import ActionRefused
-from openenv_gym.server.json_session import JsonSession, form_of
-from openenv_gym.server.openenv_messages import Options, ResetRequest, StepRequest, refused
+from openenv_gym.server.json_results import Reported
+from openenv_gym.server.json_session import JsonSession
+from openenv_gym.server.openenv_env import OpenEnvEnv
+from openenv_gym.server.openenv_messages import DialectError, Options, ResetRequest, StepRequest, refused
+from openenv_gym.server.openenv_values import raw
 from openenv_gym.server.registry import Registry
 
 __all__ = ["reset_once", "reset_once_exactly", "state_once", "step_once", "step_once_exactly"]
@@ -54,7 +62,8 @@ async def reset_once_exactly(registry: Registry, request: ExactReset) -> dict[st
     """
     session = await JsonSession.open(registry, 1, Options())
     try:
-        result = await session.reset_exactly(request.model_dump(exclude_unset=True))
+        with _blaming_the_env():
+            result = await session.reset_exactly(request.model_dump(exclude_unset=True))
     finally:
         await asyncio.shield(session.close())
     return {"metadata": None, **result}
@@ -72,20 +81,42 @@ async def step_once_exactly(registry: Registry, request: ExactStep) -> dict[str,
         raise refused_exactly(error.errors) from None
     session = await JsonSession.open(registry, 1, Options())
     try:
-        result = await session.step(request.action)
+        with _blaming_the_env():
+            result = await session.step(request.action)
     finally:
         await asyncio.shield(session.close())
     return {"metadata": None, **result}
 
 
-async def state_once(registry: Registry) -> dict[str, Any]:
-    """The state of a fresh OpenEnv environment.
+async def state_once(registry: Registry) -> Any:
+    """The state of a fresh OpenEnv environment, as far as its model was declared: OpenEnv's servers show no more here.
 
     Raises:
-        DialectError: as `JsonSession.open` and `JsonSession.state`.
+        DialectError: as `JsonSession.open`, or if the state fails.
     """
+    models = registry.source.known_models
+    model = None if models is None else models.declared_state
+
+    def look(env: HostedEnv) -> Any:
+        assert isinstance(env, OpenEnvEnv)
+        return raw(env.state(model))
+
     session = await JsonSession.open(registry, 1, Options())
     try:
-        return await session.state()
+        return await session.visit(look)
+    except Exception as error:  # noqa: BLE001 - whatever the env raises
+        text = disclosed(str(error), debug=registry.settings.debug)
+        raise DialectError("EXECUTION_ERROR", text) from None
     finally:
         await asyncio.shield(session.close())
+
+
+@contextlib.contextmanager
+def _blaming_the_env() -> Iterator[None]:
+    """Say of data that don't fit that they are the env's, for the client's were read before: 500, not 422."""
+    try:
+        yield
+    except Reported as error:
+        if error.code != "VALIDATION_ERROR":
+            raise
+        raise DialectError(**{**error.data, "code": "EXECUTION_ERROR"}) from None

@@ -13,14 +13,13 @@ import collections
 import contextlib
 import json
 import logging
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from openenv_gym.errors import FactoryError, OptionError
+from openenv_gym.interpreter import command
 from openenv_gym.server.capacity import Capacity, CapacityReached
 from openenv_gym.server.intercom import Intercom
 from openenv_gym.server.run import SPARE_S
@@ -32,7 +31,8 @@ _RESTART_S: Final = 10.0
 """How long a client may wait for a process that is just being started again, before another one serves it."""
 
 _EXPECTED_S: Final = 1.0
-_SNAPSHOT_S: Final = 1.0
+_ALL_ANSWER_S: Final = 1.0
+_ONE_ANSWERS_S: Final = 10.0
 _LONGEST_PAUSE_S: Final = 30.0
 
 logger = logging.getLogger(__name__)
@@ -196,13 +196,10 @@ class Supervisor:
         member.handover.setblocking(False)
         with theirs, member.handover:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "openenv_gym.server.process"),
+                *command("openenv_gym.server.process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
-                # What this process can import, the other must find too.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
                 limit=2**24,
             )
             assert process.stdin is not None
@@ -276,7 +273,8 @@ class Supervisor:
             "leave": leave,
             "release": release,
             "expect": self._expect,
-            "snapshots": self._snapshots,
+            "ask_all": self._ask_all,
+            "ask_one": self._ask_one,
         }
 
     async def _expect(self, number: int, life: int | None) -> bool:
@@ -292,12 +290,21 @@ class Supervisor:
         self._expected.append((asyncio.get_running_loop().time() + _EXPECTED_S, number))
         return True
 
-    async def _snapshots(self) -> list[dict[str, Any]]:
-        """What each process says of itself, in the order of their numbers; those that don't answer are left out."""
+    async def _ask_all(self, what: str) -> list[Any]:
+        """What each process answers to a question, in the order of their numbers; those that don't are left out."""
         asking = [
-            asyncio.create_task(asyncio.wait_for(member.intercom.ask("snapshot"), _SNAPSHOT_S))
+            asyncio.create_task(asyncio.wait_for(member.intercom.ask(what), _ALL_ANSWER_S))
             for member in self._members
             if member.ready.is_set() and member.intercom is not None
         ]
         answers = await asyncio.gather(*asking, return_exceptions=True)
-        return [answer for answer in answers if isinstance(answer, dict)]
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _ask_one(self, number: int, life: int, what: str, *arguments: Any) -> Any:
+        """What a process, in a certain life of its, answers to a question; None if it isn't there, or doesn't."""
+        member = self._members[number] if 0 <= number < len(self._members) else None
+        if member is None or member.life != life or member.intercom is None or not member.ready.is_set():
+            return None
+        with contextlib.suppress(ConnectionError, TimeoutError, asyncio.TimeoutError):
+            return await asyncio.wait_for(member.intercom.ask(what, *arguments), _ONE_ANSWERS_S)
+        return None

@@ -22,6 +22,7 @@ from openenv_gym.messages import (
     Observed,
     Render,
     Request,
+    Reset,
     Set,
     State,
     Step,
@@ -135,6 +136,7 @@ class VectorSlots(Slots):
         assignments: Sequence[Assignment],
         seeds: Sequence[int | None],
         options: Sequence[dict[str, Any] | None],
+        sticky: bool,
     ) -> None:
         """See `Slots.reset`. Some of the envs are reset by ``options["reset_mask"]``, Gymnasium's word for it."""
         assert isinstance(page, _VectorPage)
@@ -190,6 +192,8 @@ class VectorSlots(Slots):
             return "which steps all of its envs at once, and no others"
         if isinstance(request, Step) and request.autoreset != self.autoreset_mode:
             return f"which resets its envs in the mode {self.autoreset_mode}, and not {request.autoreset}"
+        if isinstance(request, Reset) and request.sticky and request.options is not None:
+            return "which resets its envs by itself, without options: they can't be sticky"
         if isinstance(request, State):
             return "which doesn't tell its envs' states"
         if isinstance(request, Set) and any(value != request.values[0] for value in request.values):

@@ -7,8 +7,6 @@ dialect.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -24,8 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from openenv_gym.server.gate import Asked, Gate
-from openenv_gym.server.images import png
-from openenv_gym.server.json_session import form_of
+from openenv_gym.server.json_choices import form_of
 from openenv_gym.server.openenv_messages import encoded
 from openenv_gym.server.overview import Overview
 from openenv_gym.server.registry import Registry
@@ -38,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _HERE: Final = Path(__file__).parent
 _PERIOD_S: Final = 1.0
-_FRAME_S: Final = 5.0
 _FORM_BYTES: Final = 8192
 _HEADERS: Final = {
     "content-security-policy": (
@@ -78,6 +74,7 @@ class _Pages:
     def __init__(self, registry: Registry, gate: Gate) -> None:
         self._registry = registry
         self._gate = gate
+        self._overview = Overview(registry)
 
     async def root(self, _: Request) -> Response:
         return RedirectResponse("web", 303)
@@ -110,26 +107,15 @@ class _Pages:
 
     async def frame(self, request: Request) -> Response:
         """What an env of a session shows now, as PNG; nothing if the session is gone, busy, or draws nothing."""
-        session = self._registry.sessions.get(request.path_params["session"])
-        number = request.path_params["env"]
-        frame = None
-        if session is not None and session.renders and number < session.slots.count:
-            with contextlib.suppress(asyncio.TimeoutError):
-                frame = await asyncio.wait_for(session.frame(number), _FRAME_S)
-        image = await asyncio.to_thread(png, frame)
+        image = await self._overview.frame(request.path_params["session"], request.path_params["env"])
         if image is None:
             return Response(status_code=204, headers=_HEADERS)
         return Response(image, media_type="image/png", headers=_HEADERS)
 
     async def _looks(self) -> AsyncIterator[str]:
-        overview = Overview(self._registry)
-        self._registry.viewers += 1
-        try:
-            while not self._registry.draining:
-                yield f"data: {msgspec.json.encode(overview.look()).decode()}\n\n"
-                await self._registry.pause(_PERIOD_S)
-        finally:
-            self._registry.viewers -= 1
+        while not self._registry.draining:
+            yield f"data: {msgspec.json.encode(await self._overview.look()).decode()}\n\n"
+            await self._registry.pause(_PERIOD_S)
 
     def _about(self) -> dict[str, Any]:
         registry, probe = self._registry, self._registry.probe
@@ -144,6 +130,7 @@ class _Pages:
             "schema": json.dumps(schema, indent=2),
             "renders": _renders(registry),
             "hosted": hosted,
+            "processes": registry.company.processes,
         }
 
     def _sign_in_form(self, problem: str = "", status: int = 200) -> Response:

@@ -5,9 +5,11 @@ prints their URLs as a line of JSON, and then holds the conversation with each p
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -39,7 +41,9 @@ def old_release():
         if result.returncode != 0 and not os.environ.get("CI"):
             pytest.skip(f"OpenEnv {OLD_RELEASE} can't be installed here: {result.stderr[-300:]}")
         assert result.returncode == 0, result.stderr
-        made.rename(folder)
+        with contextlib.suppress(OSError):  # another process was first
+            made.rename(folder)
+        shutil.rmtree(made, ignore_errors=True)
     return folder
 
 
@@ -49,6 +53,7 @@ class OldRelease:
     Attributes:
         every: the URL of its server of `helpers_openenv.Every`, with room for eight.
         tools: the URL of its server of ``Tools``.
+        columns: the URL of its server of ``Columns``.
     """
 
     def __enter__(self):
@@ -56,7 +61,7 @@ class OldRelease:
         self._process = subprocess.Popen(
             [sys.executable, __file__], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self.every, self.tools = self._read()
+        self.every, self.tools, self.columns = self._read()
         return self
 
     def __exit__(self, *exc_info):
@@ -188,8 +193,13 @@ def main():
 
     every = {"env": envs.Every, "models": (envs.EveryAction, envs.EveryObservation)}
     tools = {"env": envs.Tools, "models": (envs.CallToolAction, envs.Observation)}
-    with envs.stock_server(**every) as first, envs.stock_server(**tools) as second:
-        print(json.dumps([first, second]), flush=True)
+    columns = {"env": envs.Columns, "models": (envs.DropAction, envs.BoardObservation)}
+    with (
+        envs.stock_server(**every) as first,
+        envs.stock_server(**tools) as second,
+        envs.stock_server(**columns) as third,
+    ):
+        print(json.dumps([first, second, third]), flush=True)
         for line in sys.stdin:
             print(json.dumps(hold(*json.loads(line))), flush=True)
 

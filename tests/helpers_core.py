@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-import time
+
+from helpers_wait import LIMIT_S
 
 from openenv_gym import codec
 from openenv_gym.messages import PROTOCOL_VERSION, Hello, Resume
@@ -12,28 +13,10 @@ from openenv_gym.server.encoding import BatchEncoding
 from openenv_gym.server.registry import Registry
 from openenv_gym.server.settings import ServerSettings
 
-LIMIT_S = 30
-
 
 def run(coroutine):
     """Run a coroutine in an event loop of its own, within the limit."""
     return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
-
-
-async def until(condition):
-    """Wait until a condition holds."""
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        await asyncio.sleep(0.001)
-
-
-def wait_until(condition):
-    """Wait until a condition holds."""
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)
 
 
 def make_registry(env, **options):

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
-
-LIMIT_S = 30
-"""No env waits longer than that, whatever a test forgets."""
+from helpers_wait import LIMIT_S
 
 
 class Called(NamedTuple):

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helpers_wait import wait_until
 from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed
 
@@ -26,27 +27,6 @@ UP, DOWN = "up", "down"
 
 RST, FIN, DEAF = "rst", "fin", "deaf"
 """Ways to cut: both ends see a reset; both see an end of file; only the client sees a reset, the server nothing."""
-
-
-def wait_until(condition, what="the condition", timeout_s=20.0):
-    """Poll until `condition()` is true, and return what it returned."""
-    end = time.monotonic() + timeout_s
-    while True:
-        result = condition()
-        if result:
-            return result
-        assert time.monotonic() < end, f"{what} didn't come true within {timeout_s:g} seconds"
-        time.sleep(0.01)
-
-
-async def until(condition, timeout_s=10.0):
-    """`wait_until` for a running event loop."""
-
-    async def poll():
-        while not condition():  # noqa: ASYNC110 - what is waited for happens anywhere, and tells nobody
-            await asyncio.sleep(0.005)
-
-    await asyncio.wait_for(poll(), timeout_s)
 
 
 def collect_unclosed():
@@ -95,6 +75,7 @@ class _Link:
     server: asyncio.StreamWriter
     dead: set[str] = field(default_factory=set)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    double: asyncio.StreamWriter | None = None
 
     def cut(self, how):
         for writer in (self.client,) if how == DEAF else (self.client, self.server):
@@ -134,6 +115,7 @@ class FaultProxy:
         self._last = 0.0
         self._random = random.Random(seed)
         self._fuse = None
+        self._doubled = False
         self._links = set()
         self._held = {UP: False, DOWN: False}
         self._loop = asyncio.new_event_loop()
@@ -188,6 +170,10 @@ class FaultProxy:
             self._fuse = None
 
         self._call(put_out)
+
+    def double(self):
+        """Let the next connection reach the server twice: all that the client sends arrives on another one too."""
+        self._doubled = True
 
     def hold(self, *directions):
         """Pass on nothing more, but keep the sockets: a half-open connection, for the ends."""
@@ -281,6 +267,9 @@ class FaultProxy:
             writer.transport.abort()
             return
         link = _Link(writer, to_server)
+        if self._doubled:
+            self._doubled = False
+            _, link.double = await asyncio.open_connection("127.0.0.1", self.upstream)
         self._links.add(link)
         pumps = [
             asyncio.ensure_future(self._pump(link, reader, to_server, UP)),
@@ -296,7 +285,7 @@ class FaultProxy:
             self._links.discard(link)
             for pump in pumps:
                 pump.cancel()
-            for end in (writer, to_server):
+            for end in filter(None, (writer, to_server, link.double)):
                 end.transport.abort()
 
     async def _pump(self, link, reader, writer, direction):
@@ -325,6 +314,8 @@ class FaultProxy:
         size = self.piece or len(data) or 1  # read once: another thread may change it before all is written
         for start in range(0, len(data), size):
             writer.write(data[start : start + size])
+            if direction == UP and link.double is not None:
+                link.double.write(data[start : start + size])
             await writer.drain()
         self._last = time.monotonic()
         if direction == UP:
@@ -412,8 +403,15 @@ class ServerProcess:
 
     def kill(self):
         """End it at once, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self):
+        """End it in order: it closes its sessions and connections first."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number):
         pid, self.pid = self.pid, None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         wait_until(lambda: not _exists(pid), "the end of the server")
 
     def restart(self):

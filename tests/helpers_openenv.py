@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium as gym
+import numpy as np
 import uvicorn
 from fastmcp import Context, FastMCP
 from gymnasium.spaces import Box, Dict, Discrete
@@ -27,7 +28,7 @@ from openenv.core.env_server.mcp_types import (
     Tool,
     ToolError,
 )
-from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
 from openenv.core.rubrics import Rubric
 from pydantic import BaseModel, Field, field_validator
 from websockets.sync.client import connect
@@ -73,6 +74,8 @@ class Count(Environment):
 
     def step(self, action, timeout_s=None, **kwargs):
         time.sleep(action.sleep)
+        if self not in self.live:
+            self.log.append(("step of a closed env", 0))
         if not self.begun:
             self.log.append(("step without an episode", 0))
             raise RuntimeError("stepped without an episode")
@@ -245,6 +248,20 @@ class Every(Environment[EveryAction, EveryObservation, State]):
         return self._state
 
 
+class MoreState(State):
+    """A state with a field of its own."""
+
+    speed: int = 3
+
+
+class Stately(Every):
+    """Has more in its state than it says."""
+
+    @property
+    def state(self):
+        return MoreState(episode_id="e", extra={"a": 1})
+
+
 class EveryAsync(Every):
     """The same with coroutines, which remember the event loop that they run on."""
 
@@ -257,6 +274,57 @@ class EveryAsync(Every):
         async with self.lock:
             await asyncio.wait_for(asyncio.sleep(0), 5)
         return self.step(action)
+
+
+class DropAction(Action):
+    """Where a disc is dropped."""
+
+    column: int
+    note: str | None = None
+
+
+class BoardObservation(Observation):
+    """Fields that have no spaces of their own, and a board."""
+
+    board: list[list[int]]
+    legal: list[int]
+    free: list[bool]
+    pixels: list[int]
+    pixels_shape: list[int] = [2, 2, 3]
+    hint: int | None = None
+    history: list[int] = []
+
+
+class Columns(Environment):
+    """Drops discs into four columns of two; it ends with the third disc, and is cut off by a disc in column 3."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None):
+        self.drawn = np.random.default_rng(seed) if seed is not None else getattr(self, "drawn", None)
+        self.board, self.history = [[0] * 4, [0] * 4], []
+        return self._seen()
+
+    def step(self, action, timeout_s=None):
+        if not 0 <= action.column < 4 or self.board[0][action.column]:
+            raise ValueError(f"column {action.column} is full")
+        self.history.append(action.column)
+        row = 0 if self.board[1][action.column] else 1
+        self.board[row][action.column] = len(self.history)
+        cut = action.column == 3
+        metadata = {"row": row, "note": action.note} | ({"truncated": True} if cut else {})
+        return self._seen(reward=row / 2, done=cut or len(self.history) == 3, metadata=metadata)
+
+    def _seen(self, **more):
+        free = [not top for top in self.board[0]]
+        legal = [column for column in range(4) if free[column]]
+        first = int(self.drawn.integers(200)) if self.drawn is not None else 0
+        pixels = [first + number for number in range(12)]
+        return BoardObservation(board=self.board, legal=legal, free=free, pixels=pixels, history=self.history, **more)
+
+    @property
+    def state(self):
+        return State(step_count=len(self.history))
 
 
 class Ruled(Rubric):
@@ -375,12 +443,13 @@ class WrongToolActions(Every):
 
 
 @contextmanager
-def stock_server(env=Count, max_envs=8, models=None, **config):
-    """Serve an environment with OpenEnv's own server, and give its URL."""
+def stock_server(env=Count, max_envs=8, models=None, idle_s=None, **config):
+    """Serve an environment with OpenEnv's own server, which may close sessions that are idle, and give its URL."""
     models = models or ((PoleAction, PoleObservation) if env is CartPole else (CountAction, CountObservation))
     Count.log.clear()
     Count.live.clear()
-    app = create_app(env, *models, max_concurrent_envs=max_envs)
+    limits = ConcurrencyConfig(max_concurrent_envs=max_envs, session_timeout=idle_s)
+    app = create_app(env, *models, concurrency_config=limits)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5, **config))
     thread = threading.Thread(target=server.run, name="stock-server")
     thread.start()

@@ -126,11 +126,12 @@ class ScriptedEnv(gym.Env):
 
 @dataclass
 class Fleet:
-    """Makes envs, and keeps them; the first call of all is a server's look at one of them."""
+    """Makes envs, and keeps them; the first of all are each server's look at one of them."""
 
     scripts: list[Script]
     action_space: gym.Space | None = None
     made: list[ScriptedEnv] = field(default_factory=list)
+    servers: int = 1
 
     def __call__(self, render_mode=None):
         self.made.append(ScriptedEnv(self.scripts, self.action_space, render_mode))
@@ -138,4 +139,4 @@ class Fleet:
 
     def heard(self):
         """What each env that was used heard, in the order of their first seeds."""
-        return sorted((env.heard for env in self.made[1:]), key=lambda heard: heard[0][1])
+        return sorted((env.heard for env in self.made[self.servers :] if env.heard), key=lambda heard: heard[0][1])

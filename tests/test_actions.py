@@ -8,10 +8,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from gymnasium.vector.utils import batch_space, iterate
 from helpers_spaces import MALFORMED_LEAVES, NAMED, arrays_in, every_space, identical, samples, share_memory, short
 
-from openenv_gym.actions import ActionReader, check_actions, to_batch
+from openenv_gym.actions import ActionReader, check_actions, gather_actions, to_batch
 from openenv_gym.codec import decode_request, encode
 from openenv_gym.errors import ActionError, RemoteProtocolError
 from openenv_gym.messages import Array, Step, Values
+from openenv_gym.spaces import leaves
 
 ENVS = 4
 INF, NAN = np.inf, np.nan
@@ -38,6 +39,16 @@ class Tensor:
         return np.array(self.values, dtype)
 
 
+def _without_numpy(action, found, path=()):
+    """The same action, with the values of its array leaves as lists and Python's numbers."""
+    if any(leaf.path == path for leaf in found):
+        is_array = next(leaf for leaf in found if leaf.path == path).is_array
+        return action.tolist() if is_array and hasattr(action, "tolist") else action
+    if isinstance(action, dict):
+        return {key: _without_numpy(value, found, (*path, key)) for key, value in action.items()}
+    return tuple(_without_numpy(value, found, (*path, i)) for i, value in enumerate(action))
+
+
 class TestActions:
     @every_space
     def test_arrive_as_gymnasium_hands_them_out(self, space):
@@ -47,6 +58,14 @@ class TestActions:
             assert received(space, actions) == [actions] * ENVS
         else:
             assert identical(received(space, actions), list(iterate(batched, actions)))
+
+    @every_space
+    def test_arrive_with_pythons_numbers_where_these_are_wanted(self, space):
+        (actions,) = samples(batch_space(space, ENVS), 1)
+        batch = to_batch(check_actions(space, actions, ENVS), slice(0, ENVS))
+        reader = ActionReader(space)
+        wanted = [_without_numpy(action, leaves(space)) for action in reader.read(batch, ENVS)]
+        assert identical(reader.read_plain(batch, ENVS), wanted)
 
     @every_space
     def test_go_to_the_rows_that_are_asked_for(self, space):
@@ -122,6 +141,19 @@ class TestActions:
 NESTED = Dict(a=Tuple([UNIT, Discrete(2)]))
 
 
+def unable(shown):
+    """What is said of actions that aren't one for each env."""
+    return f"Unable to iterate over the following elements: {shown}; pass one action for each of the 2 env(s)"
+
+
+def one(shown, missing, space, kind, form):
+    """What is said of actions that are no dict or tuple."""
+    return (
+        f"Unable to iterate over the following elements: {shown} (no {missing} in it); "
+        f"the actions of a {space} space are one {kind} of arrays: {form}"
+    )
+
+
 class TestActionErrors:
     @pytest.mark.parametrize(
         "space, actions, error, text",
@@ -132,16 +164,16 @@ class TestActionErrors:
             (UNIT, np.zeros((3, 2)), ActionError, "3 actions for 2 envs"),
             (Text(3), ["a"], ActionError, "1 actions for 2 envs"),
             (NESTED, {"a": (np.zeros((2, 2)), [0])}, ActionError, "1 actions for 'a.1' for 2 envs"),
-            (Discrete(2), 1, TypeError, "Unable to iterate over the following elements: 1"),
-            (Discrete(2), None, TypeError, "Unable to iterate over the following elements: None"),
-            (Discrete(2), np.int64(1), TypeError, "Unable to iterate over the following elements: array(1)"),
-            (Discrete(2), np.array(1), TypeError, "Unable to iterate over the following elements: array(1)"),
-            (Discrete(2), Tensor(1), TypeError, "Unable to iterate over the following elements: array(1)"),
-            (Discrete(2), {0: 1, 1: 0}, TypeError, "Unable to iterate over the following elements: {0: 1, 1: 0}"),
-            (Text(3), "ab", TypeError, "Unable to iterate over the following elements: 'ab'"),
-            (Text(3), b"ab", TypeError, "Unable to iterate over the following elements: b'ab'"),
-            (NESTED, [{}, {}], TypeError, "Unable to iterate over the following elements: [{}, {}] (no 'a' in it)"),
-            (NESTED, {"a": 1}, TypeError, "Unable to iterate over the following elements: 1 (no 0 in it)"),
+            (Discrete(2), 1, TypeError, unable("1")),
+            (Discrete(2), None, TypeError, unable("None")),
+            (Discrete(2), np.int64(1), TypeError, unable("array(1)")),
+            (Discrete(2), np.array(1), TypeError, unable("array(1)")),
+            (Discrete(2), Tensor(1), TypeError, unable("array(1)")),
+            (Discrete(2), {0: 1, 1: 0}, TypeError, unable("{0: 1, 1: 0}")),
+            (Text(3), "ab", TypeError, unable("'ab'")),
+            (Text(3), b"ab", TypeError, unable("b'ab'")),
+            (NESTED, [{}, {}], TypeError, one("[{}, {}]", "'a'", "Dict", "dict", "{'a': array of 2, …}")),
+            (NESTED, {"a": 1}, TypeError, one("1", "0", "Tuple", "tuple", "(array of 2, …)")),
             (NESTED, {}, ActionError, "the actions have no 'a.0'"),
             (NESTED, {"a": (np.zeros((2, 2)),)}, ActionError, "the actions have no 'a.1'"),
             (UNIT, np.zeros((2, 3)), ActionError, "actions of shape (2, 3), not (2, 2)"),
@@ -166,6 +198,11 @@ class TestActionErrors:
             check_actions(space, actions, 2)
         assert type(caught.value) is error
         assert str(caught.value) == text
+
+    @pytest.mark.parametrize("action", [{}, {"a": 1}, {"a": (np.zeros(2),)}, None], ids=short)
+    def test_of_a_single_action_name_the_part(self, action):
+        with pytest.raises(ActionError, match=r"an action has no ('a'|0|1)$"):
+            gather_actions(NESTED, [action])
 
     def test_are_value_errors(self):
         assert issubclass(ActionError, ValueError)

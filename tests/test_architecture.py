@@ -24,15 +24,29 @@ TESTS = ROOT / "tests"
 SOURCES = {"openenv_gym": ROOT / "openenv_gym", "openenv_gym.server": ROOT / "server"}
 
 LADDER = [  # the lowest rung first
-    {"display", "errors", "infos", "loop", "messages", "registered", "reset_arguments", "traffic", "version"},
-    {"server.coroutines", "server.counts", "server.drawing", "server.images", "server.intercom", "server.logs"},
-    {"server.outlet", "server.timings"},
-    {"codec", "dial", "field_spaces", "specs", "link", "rendering", "retry", "spaces", "stats"},
-    {"launcher", "slices"},
+    {
+        "display",
+        "errors",
+        "extras",
+        "infos",
+        "interpreter",
+        "leftovers",
+        "loop",
+        "messages",
+        "refusals",
+        "registered",
+        "reset_arguments",
+        "traffic",
+        "version",
+    },
+    {"server.coroutines", "server.counts", "server.drawing", "server.intercom", "server.logs"},
+    {"outage", "server.disclosure", "server.outlet", "server.timings", "server.websocket"},
+    {"action_masks", "codec", "dial", "field_spaces", "images", "specs", "link", "retry", "spaces", "stats"},
+    {"launcher", "observation_mode", "rendering", "slices", "sticky_options", "streams"},
     {"placement"},
     {"server.capacity", "server.executor", "server.settings"},
     {"inference", "jsonable", "leaf_values", "openenv_sessions", "server.gate"},
-    {"server.openenv_values"},
+    {"choices", "server.openenv_values"},
     {"server.hosted_vector", "server.openenv_env"},
     {"server.adapters"},
     {
@@ -44,11 +58,12 @@ LADDER = [  # the lowest rung first
         "protocol",
         "server.admission",
         "server.mcp",
-        "server.probe",
         "server.siblings",
+        "server.slot",
+        "server.space_schemas",
     },
     {"server.tools", "server.widgets"},
-    {"json_form", "server.access", "server.encoding", "server.json_form", "server.openenv_messages", "server.slot"},
+    {"json_form", "server.access", "server.encoding", "server.json_form", "server.openenv_messages", "server.probe"},
     {
         "batch_link",
         "discovery",
@@ -59,16 +74,21 @@ LADDER = [  # the lowest rung first
         "server.page",
         "server.vector_encoding",
     },
+    {"legs"},
+    {"shard_flights"},
     {"shard"},
     {"resharding"},
     {"opening", "server.openenv_form"},
-    {"pool", "server.slots", "sync_client"},
+    {"notices", "outcomes", "pool", "server.slots", "sync_client"},
     {"flights", "server.flights"},
-    {"client", "options", "rollout", "server.session", "server.vector_slots"},
+    {"client", "options", "rollout", "server.crew", "server.vector_slots"},
+    {"server.session"},
     {"server.registry"},
+    {"server.choosing"},
+    {"server.json_choices"},
     {"server.batch_dialect", "server.json_session", "server.metrics", "server.overview", "server.run"},
     {"server.json_sessions", "server.stateless", "server.tasks", "server.web"},
-    {"server.mcp_endpoint", "server.openenv_routes"},
+    {"server.harness", "server.mcp_endpoint", "server.openenv_routes"},
     {"server.openenv_dialect"},
     {"server.app"},
     {"server", "server.parent", "server.supervisor"},
@@ -92,7 +112,20 @@ LADDER = [  # the lowest rung first
 
 # The base of both ladders, and the bridges between them. The rest is the server's or the client's, by its name.
 BASE = {"errors", "infos", "messages", "version", "codec", "spaces", "batching", "json_values", "jsonable", "json_form"}
-BASE |= {"actions", "field_spaces", "inference", "leaf_values", "protocol", "registered"}
+BASE |= {
+    "action_masks",
+    "actions",
+    "choices",
+    "extras",
+    "field_spaces",
+    "images",
+    "inference",
+    "interpreter",
+    "leaf_values",
+    "protocol",
+    "refusals",
+    "registered",
+}
 BRIDGES = {"fleet", "local", "cli", "commands", "demo", "__main__"}
 MAY_IMPORT = {
     "base": {"base"},
@@ -104,9 +137,9 @@ MAY_IMPORT = {
 PURE = BASE | {"server.access", "server.adapters", "server.encoding", "server.json_form", "server.json_results"}
 PURE |= {
     "server.counts",
+    "server.disclosure",
     "server.drawing",
     "server.gate",
-    "server.images",
     "server.openenv_env",
     "server.openenv_form",
     "server.openenv_values",
@@ -144,25 +177,35 @@ PROVEN_BY = {
     "traffic": "test_stats.py",
     "examination": "test_doctor.py",
     "turns": "test_misuse.py",
+    "notices": "test_rollout.py",
+    "outcomes": "test_rollout.py",
     "vector_calls": "test_vector_env.py",
     "sync_client": "test_client.py",
     "vector_ready": "test_first_ready.py",
     "server": "server/test_app.py",
+    "choices": "test_inference.py",
     "field_spaces": "test_inference.py",
     "leaf_values": "test_batching.py",
+    "refusals": "test_json_channel.py",
     "registered": "test_local.py",
+    "legs": "test_resharding.py",
     "shard": "test_resharding.py",
+    "shard_flights": "test_resharding.py",
+    "streams": "test_flights.py",
     "server.coroutines": "server/test_openenv_env.py",
     "server.drawing": "test_rendering.py",
     "server.exact_messages": "server/test_openenv_transcripts.py",
     "server.hosting": "server/test_openenv_hosting.py",
     "server.parent": "server/test_child.py",
     "server.process": "server/test_supervisor.py",
+    "server.space_schemas": "test_json_values.py",
     "server.hosted_vector": "server/test_vector_slots.py",
     "server.vector_encoding": "server/test_vector_slots.py",
     "server.openenv_form": "server/test_openenv_hosting.py",
+    "server.json_choices": "server/test_openenv_dialect.py",
     "server.json_form": "server/test_openenv_dialect.py",
     "server.json_results": "server/test_openenv_dialect.py",
+    "server.crew": "server/test_session.py",
     "server.json_session": "server/test_openenv_dialect.py",
     "server.openenv_messages": "server/test_openenv_dialect.py",
     "server.openenv_values": "server/test_openenv_env.py",
@@ -304,6 +347,13 @@ def test_foreign_packages_stay_where_they_belong(module):
 
 
 @EVERY_MODULE
+def test_gymnasiums_logger_is_called_in_one_place(module):
+    """It formats what it is given with %, so that an address or another's text would break it."""
+    source = MODULES[module].read_text("utf-8")
+    assert module == "notices" or not re.search(r"gym(nasium)?\.logger|gymnasium import .*logger", source)
+
+
+@EVERY_MODULE
 def test_imports_are_absolute(module):
     assert IMPORTS[module].relative == 0
 
@@ -321,6 +371,30 @@ def test_the_tables_name_only_what_exists():
     assert RUNG.keys() - units == set()
     assert (BASE | BRIDGES | PURE | PROVEN_BY.keys()) - units == set()
     assert {(unit, name) for unit, name in IO_EXCUSED if name not in foreign_imports(unit)} == set()
+
+
+# Modules that import what a caller names: on a command line, or to `create_app`. None of them reads what peers send.
+IMPORTS_BY_NAME = {"commands.bench", "commands.common", "commands.serve", "server.adapters", "server.parent"}
+
+
+@EVERY_MODULE
+def test_no_module_runs_what_a_peer_sends(module):
+    assert (
+        foreign_imports(module) & {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
+        == set()
+    )
+    calls = find_evaluations(MODULES[module].read_text("utf-8"))
+    assert calls == ({"import_module"} if module in IMPORTS_BY_NAME else set())
+
+
+def find_evaluations(source):
+    """The functions called in `source` that run, or import, what they are given."""
+    names = {
+        ast.unparse(node.func).rpartition("importlib.")[2]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+    }
+    return names & {"eval", "exec", "compile", "__import__", "import_module", "np.load"}
 
 
 def test_tests_have_no_packages():
@@ -367,6 +441,10 @@ class TestTheReadersThemselves:
     )
     def test_imports(self, source, names):
         assert read_imports(source) == Imports(names, 0)
+
+    def test_evaluations(self):
+        source = "eval('1')\nre.compile('a')\ndef f(): importlib.import_module(exec(a))"
+        assert find_evaluations(source) == {"eval", "exec", "import_module"}
 
     def test_relative_imports(self):
         assert read_imports("from . import a\nfrom ..b import c") == Imports(set(), 2)

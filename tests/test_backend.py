@@ -9,20 +9,24 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
-from helpers_faults import ServerProcess, wait_until
+from gymnasium.error import ClosedEnvironmentError
+from helpers_faults import ServerProcess
 from helpers_server import running
 from helpers_tally import Tally
+from helpers_wait import wait_until
 
 from openenv_gym import RemoteEnv, RemoteVecEnv
 from openenv_gym.backend import Backend
 from openenv_gym.errors import ConnectFailed, FactoryError, OptionError
 from openenv_gym.options import RemoteOptions
+from openenv_gym.sb3 import SB3VecEnv
 from openenv_gym.server import create_app
 
 NOWHERE = "http://127.0.0.1:1"
@@ -42,6 +46,8 @@ def active(url):
         ({"base_url": NOWHERE}, {"local": "CartPole-v1"}, "leave out `base_url`, or `local`"),
         ({"base_url": NOWHERE}, {"env_kwargs": {"x": 1}}, "they need `local`"),
         ({"base_url": NOWHERE}, {"num_envs": 0}, "at least 1, not 0"),
+        ({"base_url": NOWHERE}, {"num_envs": "4"}, "num_envs must be an integer, not '4'"),
+        ({"base_url": NOWHERE}, {"num_envs": 2.0}, "num_envs must be an integer, not 2.0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, arguments, text):
@@ -90,6 +96,18 @@ def test_an_env_that_is_dropped_is_closed():
         del backend
         gc.collect()
         wait_until(lambda: app.state.registry.capacity.active == 0)
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVecEnv])
+def test_an_env_ends_with_its_block_also_by_an_exception(kind):
+    app = create_app(Tally)
+    with running(app) as url:
+        with pytest.raises(KeyError, match="the user's own"), kind(url) as env:
+            env.reset()
+            raise KeyError("the user's own")
+        wait_until(lambda: app.state.registry.capacity.active == 0)
+        with pytest.raises(ClosedEnvironmentError):
+            env.reset()
 
 
 # ------------------------------------------------------------------------------------------------ at exit
@@ -244,15 +262,100 @@ def test_a_script_that_is_interrupted_ends(server):
     wait_until(lambda: active(server.url) == 0)
 
 
+# ------------------------------------------------------------------------------ at exit, on an OpenEnv server
+
+
+@pytest.fixture(scope="module")
+def openenv():
+    """The module that needs OpenEnv, whose import takes long."""
+    return pytest.importorskip("helpers_openenv")
+
+
+ENDINGS = {
+    "kept": "vec = RemoteVecEnv(sys.argv[1], 2)",
+    "dropped": "RemoteVecEnv(sys.argv[1], 2)",
+    "failed": "vec = RemoteVecEnv(sys.argv[1], 2); vec.reset(); sys.exit('failed')",
+    "told to end": """
+        import os, signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        vec = RemoteVecEnv(sys.argv[1], 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+    """,
+    "refused by its wrapper": """
+        import gymnasium as gym
+        from openenv_gym.errors import SpaceError
+        from openenv_gym.sb3 import SB3VecEnv
+        spaces = {"observation_space": gym.spaces.Dict(count=gym.spaces.Text(9))}
+        try:
+            SB3VecEnv(RemoteVecEnv(sys.argv[1], 2, **spaces))
+        except SpaceError as error:
+            sys.exit(str(error))
+    """,
+}
+SLOWLY = """
+import asyncio
+from openenv_gym import openenv_sessions
+destroy = openenv_sessions.destroy
+async def slowly(*args):
+    await asyncio.sleep(0.3)
+    await destroy(*args)
+openenv_sessions.destroy = slowly
+"""
+"""Or the loop thread might have done it before the interpreter has ended, though nobody waited for it."""
+PLAIN = "sys.modules['uvloop'] = None; sys.argv[1] = sys.argv[1].replace('127.0.0.1', 'localhost')"
+"""The loop of asyncio, and a name to look up: it does so in a thread."""
+
+
+@pytest.mark.parametrize("loop", ["", PLAIN], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_leaves_no_session_on_an_openenv_server(openenv, ending, loop):
+    """There a session outlives its connection, by default for ever."""
+    with openenv.stock_server(max_envs=2) as url:
+        code, _, complaints, _ = script(f"{loop}\n{SLOWLY}\n{textwrap.dedent(ENDINGS[ending])}", url)
+        assert (code, "Traceback" in complaints) == (int(ending not in {"kept", "dropped"}), False), complaints
+        wait_until(lambda: not openenv.Count.live, "the end of its sessions")
+
+
+def test_a_script_that_is_interrupted_while_its_envs_are_built_leaves_none(openenv):
+    built, building, interrupted = [], threading.Event(), threading.Event()
+
+    class Slow(openenv.Count):
+        def __init__(self):
+            built.append(self)
+            if len(built) > 1:  # the first is that of the connection that asks for spaces
+                building.set()
+                assert interrupted.wait(20)
+            super().__init__()
+
+    with openenv.stock_server(Slow, max_envs=2) as url:
+        process = start(f"{SLOWLY}\nRemoteVecEnv(sys.argv[1], 2)", url)
+        try:
+            assert building.wait(60)
+            process.send_signal(signal.SIGINT)
+            interrupted.set()
+            _, complaints = process.communicate(timeout=20)
+        finally:
+            process.kill()
+            process.wait()
+        assert complaints.splitlines()[-1] == "KeyboardInterrupt"
+        wait_until(lambda: not openenv.Count.live, "the end of its sessions")
+
+
 # ------------------------------------------------------------------------------------------------- copies
 
 
-@pytest.mark.parametrize("make", [RemoteEnv, lambda url: RemoteVecEnv(url, 2)], ids=["RemoteEnv", "RemoteVecEnv"])
+@pytest.mark.parametrize(
+    "make",
+    [RemoteEnv, RemoteVecEnv, lambda url: SB3VecEnv(RemoteVecEnv(url))],
+    ids=["RemoteEnv", "RemoteVecEnv", "SB3VecEnv"],
+)
 def test_a_connection_cannot_be_pickled_and_that_is_said(make):
     with running(create_app(Tally)) as url:
         env = make(url)
         for copied in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match="make a new one"):
                 copied(env)
+        for part in (env.observation_space, env.action_space, env.metadata):
+            assert copy.deepcopy(part) == pickle.loads(pickle.dumps(part)) == part
         env.reset()
         env.close()

@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from helpers_faults import RST, FaultProxy, ScriptedServer, until, wait_until
+from helpers_faults import RST, FaultProxy, ScriptedServer
 from helpers_server import running
 from helpers_tally import Tally
+from helpers_wait import until, wait_until
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
@@ -620,7 +621,7 @@ class TestClosing:
             start(link, STATE)
             link.abandon()
             await link.close(0.1)
-            await until(lambda: len(asyncio.all_tasks()) == 2)  # this one, and that which asks
+            await until(lambda: len(asyncio.all_tasks()) == 1)  # this one
 
         with ScriptedServer(script, SUBPROTOCOL) as server:
             asyncio.run(run(server.url))

@@ -181,6 +181,12 @@ class TestBatchWriter:
         [
             (BYTES, np.array([300, 1]), "300 of int64 doesn't fit uint8"),
             (UNIT, np.zeros(3), "a value of shape (3,) doesn't fit shape (2,) of float32"),
+            (UNIT, [1, None], "[1, None] of type list doesn't fit float32"),
+            (UNIT, [[1], [2, 3]], "a ragged value doesn't fit shape (2,) of float32"),
+            (Discrete(3), 2**70, f"{2**70} of type int doesn't fit int64"),
+            (Discrete(3), 0.5, "0.5 of float64 doesn't fit int64"),
+            (Discrete(3, dtype=np.int8), 200, "200 of int64 doesn't fit int8"),
+            (Box(0, 1, ()), "x", "'x' of type str doesn't fit float32"),
             (POSE, {"b": np.zeros(2)}, "the value has no 'a' (KeyError)"),
             (POSE, {"b": np.zeros(2), "a": (1,)}, "a: the value has no 1 (IndexError)"),
             (POSE, {"b": np.zeros(2), "a": None}, "a: the value has no 0 (TypeError)"),
@@ -195,6 +201,26 @@ class TestBatchWriter:
         with pytest.raises(SpaceError) as caught:
             BatchWriter(space, 1).write(0, value)
         assert str(caught.value).startswith(text)
+
+    @pytest.mark.parametrize(
+        "space, value, expected",
+        [
+            (Box(0, 1, (), np.float64), 0.1, np.array(0.1)),
+            (Box(0, 1, (), np.float64), 1, np.array(1.0)),
+            (Box(0, 1, (), np.float32), 0.1, np.array(0.1, np.float32)),
+            (Discrete(3), 2, np.int64(2)),
+            (Discrete(3), True, np.int64(1)),
+            (Discrete(3, dtype=np.int8), np.int8(2), np.int8(2)),
+            (Box(0, 1, (2,), np.float64), [0.1, 1], np.array([0.1, 1.0])),
+            (Box(0, 9, (1, 2), np.int64), [[1, 2]], np.array([[1, 2]])),
+            (Box(0, 9, (2,), np.uint8), [1, 2], np.array([1, 2], np.uint8)),
+        ],
+        ids=short,
+    )
+    def test_takes_pythons_numbers_and_lists(self, space, value, expected):
+        writer = BatchWriter(space, 1)
+        writer.write(0, value)
+        assert identical(BatchReader(space, 1).rows(writer.batch(1), 1), [expected])
 
     @pytest.mark.parametrize("value", [2, True, np.int8(2), np.int64(2), np.uint64(2)])
     def test_keeps_the_type_of_a_typed_discrete(self, value):

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from openenv_gym import RemoteVecEnv, cli, errors
 from openenv_gym.commands import serve
 from openenv_gym.server import ServerSettings
+from openenv_gym.version import __version__
 
 MY_ENVS = """
 import gymnasium as gym
@@ -70,6 +71,15 @@ class TestHelp:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("Usage: openenv-gym")
 
+    def test_no_line_of_it_is_cut(self):
+        done = run("--help", env=environment(COLUMNS="80"))
+        assert all(f"  {name} " in done.stdout for name in ("serve", "doctor", "bench", "demo", "fleet"))
+        assert "..." not in done.stdout.partition("Commands:")[2]
+
+    def test_the_version(self):
+        done = run("--version")
+        assert (done.returncode, done.stdout) == (0, f"openenv-gym {__version__}\n")
+
     def test_is_quick(self):
         code = "import sys, openenv_gym.cli; print(*sys.modules)"
         loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -88,7 +98,7 @@ class TestOptions:
     def test_each_setting_has_one_except_for_these(self):
         settings = ServerSettings.model_fields.keys() - inspect.signature(serve.serve).parameters.keys()
         otherwise = {"token", "allowed_origins"}  # --token-env, --token-file and --allow-origin
-        assert settings == otherwise | {"web", "env_name", "opening_timeout_s"}  # web is --no-web
+        assert settings == otherwise | {"web", "env_name"}  # web is --no-web
 
     @pytest.fixture
     def settings_of(self, monkeypatch):
@@ -121,6 +131,7 @@ class TestOptions:
             ("--idle-timeout-s 5", "idle_timeout_s", 5),
             ("--idle-timeout-s 0", "idle_timeout_s", None),
             ("--max-step-s 1.5", "max_step_s", 1.5),
+            ("--opening-timeout-s 4", "opening_timeout_s", 4),
             ("--shutdown-s 2", "shutdown_s", 2),
             ("--max-message-size-mb 7", "max_message_size_mb", 7),
             ("--ping-interval-s 0", "ping_interval_s", None),
@@ -132,6 +143,7 @@ class TestOptions:
             ("--allow-get=", "allow_get", set()),
             ("--allow-origin http://a --allow-origin http://b", "allowed_origins", ("http://a", "http://b")),
             ('--env-kwargs {"a":[1]}', "env_kwargs", {"a": [1]}),
+            ("--mode production", "mode", "production"),
             ("--debug", "debug", True),
         ],
     )
@@ -143,6 +155,8 @@ class TestServe:
     def test_says_what_it_serves_once_it_answers(self):
         with Running("serve", "CartPole-v1", "--port", 0, "--max-envs", 5, "--log-level", "warning") as serving:
             url = serving.url()
+            with pytest.raises(ConnectionRefusedError):  # another address of this machine
+                socket.create_connection(("127.0.0.2", int(url.rpartition(":")[2])))
             envs = RemoteVecEnv(url, 5)
             assert envs.reset(seed=1)[0].shape == (5, 4)
             envs.close()
@@ -152,6 +166,7 @@ class TestServe:
                 "  actions       Discrete(2)",
                 "  capacity      5 envs",
                 "  token         not needed",
+                f"  page          {url}/web",
                 "Ctrl+C stops it.",
             ]
             assert serving.errors == ""
@@ -195,9 +210,10 @@ class TestServe:
             serving.wait_for(" serves ALE/Game-v5 at ")
 
     def test_a_name_is_as_good_as_an_address(self):
-        with Running("serve", "CartPole-v1", "--host", "localhost", "--port", 0) as serving:
+        with Running("serve", "CartPole-v1", "--host", "localhost", "--port", 0, "--no-web") as serving:
             assert serving.url().startswith("http://localhost:")
             RemoteVecEnv(serving.url(), 1).close()
+            assert "/web" not in serving.output
 
     @pytest.mark.parametrize("way", ["--token-env", "--token-file"])
     def test_the_token_is_asked_for_and_never_shown(self, tmp_path, way):
@@ -233,13 +249,18 @@ class TestServe:
         assert "secret" not in serving.errors
         assert secret not in serving.errors
 
-    @pytest.mark.parametrize("token", [[], ["--token-env", "MY_TOKEN"]], ids=["no token", "token"])
-    def test_strangers_need_a_warning(self, token):
-        with Running("serve", "CartPole-v1", "--host", "0.0.0.0", "--port", 0, *token, MY_TOKEN="x") as serving:
+    @pytest.mark.parametrize(
+        "token, warning",
+        [("", "there is no token"), ("x", "a token of 1 characters can be guessed"), ("a-long-secret", None)],
+    )
+    def test_strangers_need_a_warning(self, token, warning):
+        given = ["--token-env", "MY_TOKEN"] if token else []
+        with Running("serve", "CartPole-v1", "--host", "0.0.0.0", "--port", 0, *given, MY_TOKEN=token) as serving:
             assert serving.url().startswith("http://127.0.0.1:")
             assert "every other address of this machine" in serving.output
             assert serving.end(signal.SIGTERM) == 0
-            assert ("WARNING: 0.0.0.0" in serving.errors) == (not token)
+            assert ("WARNING: 0.0.0.0" in serving.errors) == (warning is not None)
+            assert warning is None or warning in serving.errors
 
     def test_tls(self, tmp_path):
         certificate, key = write_certificate(tmp_path)
@@ -285,14 +306,27 @@ class TestWhatIsWrongIsOneLine:
             (["CartPole-v99"], "unknown environment 'CartPole-v99': .* Did you mean CartPole-v1 or .*"),
             (["Nowhere/Near-v0"], "unknown environment 'Nowhere/Near-v0': Namespace Nowhere not found.*"),
             (["my_envs:Coridor"], r"unknown environment 'my_envs:Coridor': .* Did you mean my_envs:Corridor\?"),
-            (["no_module:x"], "can't create the environment 'no_module:x': importing no_module .*'no_module'.*"),
+            (
+                ["no_module:x"],
+                ".*'no_module'; modules are looked for in the current folder .*",
+            ),
+            (["my_envs.py:Corridor"], ".*; a module has a name, not a path: write my_envs:Corridor .*"),
+            (
+                ["my_envs.Corridor"],
+                "unknown environment 'my_envs.Corridor': .* Write module:callable for one of your own, .*",
+            ),
+            (["my_envs"], "unknown environment 'my_envs': .*, and module:EnvId for an id that importing .*"),
+            (["my_envs:gym"], r"can't create the environment 'my_envs:gym': gym is a module, and not a class .*"),
             (["broken:x"], "can't create the environment 'broken:x': importing broken .*'not_installed_anywhere'.*"),
             (["my_envs:no_env"], "can't create the environment 'my_envs:no_env': the factory returned int, .*"),
             (
                 ["my_envs:Corridor", "--env-kwargs", '{"length": 0}'],
                 r"can't create the environment 'my_envs:Corridor': ValueError: too short: a second line \(--debug .*",
             ),
-            (["CartPole-v1", "--env-kwargs", "{length: 0}"], "--env-kwargs is no JSON: .*"),
+            (
+                ["CartPole-v1", "--env-kwargs", "{length: 0}"],
+                r"--env-kwargs is no JSON: .*; write it like '\{\"size\": 3\}'",
+            ),
             (["CartPole-v1", "--env-kwargs", "[]"], r"--env-kwargs must be a JSON object, .*, not \[\]"),
             (["CartPole-v1", "--token-env", "NOT_SET"], "--token-env: the variable NOT_SET is empty or not set"),
             (["CartPole-v1", "--token-file", "no.txt"], "--token-file: no.txt can't be read: No such file.*"),
@@ -300,8 +334,8 @@ class TestWhatIsWrongIsOneLine:
             (["CartPole-v1", "--token-file", "a", "--token-env", "B"], "--token-env and --token-file are two ways .*"),
             (["CartPole-v1", "--max-envs", "0"], "--max-envs: Input should be greater than or equal to 1"),
             (["CartPole-v1", "--host", "192.0.2.1"], "can't listen on 192.0.2.1 port 8000: Cannot assign .*"),
-            (["CartPole-v1", "--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
-            (["CartPole-v1", "--tls-cert", "my_envs.py"], "--tls-cert and --tls-key can't be used: .*"),
+            (["CartPole-v1", "--port", "0", "--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
+            (["CartPole-v1", "--port", "0", "--tls-cert", "my_envs.py"], "--tls-cert and --tls-key can't be used: .*"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -347,7 +381,7 @@ class TestWhatIsWrongIsOneLine:
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment())
         assert (done.returncode, done.stdout) == (2, "")
-        assert_one_line(done.stderr, rf"{missing}\S* is missing: pip install 'openenv-gym\[{extras}\]'")
+        assert_one_line(done.stderr, rf"{missing} is missing: install openenv-gym\[{extras}\]; in a checkout: .*")
 
     def test_the_demo_has_nowhere_to_write(self):
         done = run("demo", "--out", "no/such/folder/x.png")

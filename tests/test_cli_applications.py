@@ -1,7 +1,12 @@
 """``openenv-gym serve module:app``: an application that a module made with ``create_app`` is served as it is."""
 
-import pytest
+from pathlib import Path
 
+import numpy as np
+import pytest
+from helpers_cli import Running
+
+from openenv_gym import RemoteVecEnv
 from openenv_gym.commands import serve
 from openenv_gym.errors import OptionError
 
@@ -39,3 +44,19 @@ def test_an_application_of_another_kind():
 @pytest.mark.parametrize("name", ["CartPole-v1", "made_elsewhere:factory", "made_elsewhere:nothing", "no_module:app"])
 def test_no_application(name):
     assert serve._application(name, {}) is None
+
+
+@pytest.mark.parametrize("what", ["an_environment:Every", "an_environment:app"])
+def test_an_openenv_environment(what, tmp_path):
+    """By its class, which says its models, and as an application that names them."""
+    pytest.importorskip("openenv")
+    (tmp_path / "an_environment.py").write_text(
+        "from helpers_openenv import Every, EveryAction, EveryObservation\n"
+        "from openenv_gym.server import create_app\n"
+        "app = create_app(Every, EveryAction, EveryObservation, max_concurrent_envs=4)\n"
+    )
+    path = str(Path(__file__).parent)
+    with Running("serve", what, "--port", 0, cwd=tmp_path, PYTHONPATH=path) as serving:
+        with RemoteVecEnv(serving.url(), 2, obs_key="board", action_key="gear") as vec:
+            assert vec.reset()[0].shape == (2, 2, 3)
+            assert vec.step(np.array([1, 6]))[1].tolist() == [1.0, 1.0]

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
-from helpers_faults import FaultProxy, ScriptedServer, collect_unclosed, until, wait_until
+from helpers_faults import FaultProxy, ScriptedServer, collect_unclosed
 from helpers_server import running
 from helpers_tally import Sleeper, Tally
+from helpers_wait import until, wait_until
 from pydantic import BaseModel
 
 from openenv_gym import EnvClient, GenericEnvClient, StepResult
@@ -19,6 +20,7 @@ from openenv_gym.errors import (
     ConnectFailed,
     LocalProtocolError,
     RemoteEnvError,
+    RemoteProtocolError,
     ReplyTimeout,
     SessionLost,
     Unauthorized,
@@ -271,11 +273,89 @@ def test_a_token(options, monkeypatch):
             client.reset()
 
 
-def test_query_parameters(servers):
-    with EnvClient(servers[OURS], query={"num_envs": "2"}) as client:
+def test_pings_tell_that_a_connection_is_dead(kind, url):
+    """Long before the limit for a message, and not without them."""
+    pings = {"websocket_ping_interval_s": 0.2, "websocket_ping_timeout_s": 0.3}
+    with FaultProxy(url) as proxy, EnvClient(proxy.url, message_timeout_s=60, **pings) as client:
         client.reset()
-        results = client.batch_step([{"action": 1}, {"action": 2}])
-        assert [int(result.observation["observation"][2]) for result in results] == [1, 2]
+        proxy.hold()
+        with pytest.raises(SessionLost, match="ping"):
+            client.step(action(kind))
+        proxy.release()
+    quiet = dict.fromkeys(pings)
+    with FaultProxy(url) as proxy, EnvClient(proxy.url, message_timeout_s=1.0, **quiet) as client:
+        client.reset()
+        proxy.hold()
+        with pytest.raises(ReplyTimeout):
+            client.step(action(kind))
+        proxy.release()
+
+
+# ------------------------------------------------------------------------------------------- several envs
+
+
+def test_several_envs_are_asked_together(servers):
+    with TallyClient(servers[OURS], query={"num_envs": "3"}) as client:
+        assert [result.observation for result in client.batch_reset(seed=1)] == [Seen(0)] * 3
+        assert [result.observation for result in client.batch_step([Push()] * 3)] == [Seen(1)] * 3
+        (again,) = client.batch_reset(envs=[1])
+        assert again.observation == Seen(0)
+        assert client.batch_state() == [Where(1), Where(0), Where(1)]
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda client: client.reset(seed=1), "call batch_reset instead of reset"),
+        (lambda client: client.step({"action": 1}), "call batch_step instead of step"),
+        (lambda client: client.state(), "call batch_state instead of state"),
+    ],
+    ids=["reset", "step", "state"],
+)
+def test_what_is_for_one_env_names_what_is_for_several(servers, call, text):
+    with EnvClient(f"{servers[OURS]}/ws?num_envs=2") as client:
+        before = client.batch_state()
+        with pytest.raises(LocalProtocolError, match=f"the session has num_envs=2: {text}"):
+            call(client)
+        assert client.batch_state() == before
+
+
+def test_one_env_is_a_list_of_one(kind, url):
+    with EnvClient(url) as client:
+        (first,) = client.batch_reset(seed=1)
+        assert count(kind, first) == 0
+        assert [state["step_count"] for state in client.batch_state()] == [0]
+
+
+def test_a_server_without_several_envs_steps_none_twice(openenv, servers):
+    with EnvClient(servers[STOCK], query={"num_envs": "2"}) as client:
+        before = len(openenv.Count.log)
+        for call in (client.batch_reset, client.batch_state, lambda: client.batch_step([{}, {}])):
+            with pytest.raises(RemoteProtocolError, match="has one env for each session: leave out num_envs"):
+                call()
+        assert [called for called, _ in openenv.Count.log[before:]] == ["reset"]
+
+
+def test_an_env_that_fails_has_a_number_among_several_only(openenv):
+    models = openenv.EveryAction, openenv.EveryObservation
+    with running(create_app(openenv.Every, *models)) as url:
+        for query, text in (({}, "the server"), ({"num_envs": "2"}, "env 1")):
+            with EnvClient(url, query=query) as client:
+                client.batch_reset()
+                with pytest.raises(RemoteEnvError, match=f"^{text} reported the arm is gone"):
+                    client.batch_step([{}, {"order": "fail"}])
+
+
+@pytest.mark.parametrize(
+    "query, text",
+    [({"num_envs": "x"}, "num_envs: Input should be a valid integer"), ({"include": "cout"}, "'cout' names nothing")],
+    ids=str,
+)
+def test_a_refused_session_says_why(servers, query, text):
+    with pytest.raises(RemoteEnvError, match=text) as told:
+        EnvClient(servers[OURS], query=query).sync().connect()
+    assert told.value.code == "VALIDATION_ERROR"
+    assert told.value.message.count(text) == 1
 
 
 def test_the_default_url(servers, monkeypatch):

@@ -611,3 +611,12 @@ class TestDecode:
             }[edit]
         with contextlib.suppress(RemoteProtocolError):
             read_fully(decode(frame))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_nobody_writes_into_a_frame(kind):
+    frame = kind(encode(Observed(1, [Array.of(np.arange(3))], {}, [])))
+    array = decode_reply(frame).observations[0].numpy()
+    assert np.shares_memory(array, np.frombuffer(frame, np.uint8))
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1

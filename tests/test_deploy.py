@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import yaml
 from helpers_cli import DEADLINE_S, Running, run
-from helpers_faults import free_port, wait_until
+from helpers_faults import free_port
+from helpers_wait import wait_until
 
 from openenv_gym import LocalServer, RemoteVecEnv
 from openenv_gym.errors import Unauthorized
@@ -25,39 +26,92 @@ DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 # ---------------------------------------------------------------------------------------------------- proxies
 
 
-@pytest.fixture
-def nginx(tmp_path):
-    """Starts nginx with deploy/nginx.conf in front of a port, without TLS, and gives its URL."""
-    if shutil.which("nginx") is None:
-        pytest.skip("needs nginx, which .ci/run installs")
-    processes = []
+class Proxy:
+    """A proxy with a configuration of deploy/, without TLS, in front of a server.
 
-    def start(upstream):
-        port = free_port()
-        text = (DEPLOY / "nginx.conf").read_text("utf-8")
-        for old, new in (
-            (r"listen 443 ssl;", f"listen 127.0.0.1:{port};"),
-            (r"ssl_certificate\w* .*;", ""),
-            (r"127\.0\.0\.1:8000", f"127.0.0.1:{upstream}"),
-        ):
-            text, count = re.subn(old, new, text)
+    Args:
+        folder: an empty one, for its files.
+        server_url: the server's URL.
+
+    Attributes:
+        name: its configuration in deploy/.
+        run: the command that runs it.
+        reload: the command that has it read its configuration again.
+        url: the proxy's URL.
+    """
+
+    name: str
+    run: tuple[str, ...]
+    reload: tuple[str, ...]
+    replaced: tuple[tuple[str, str], ...]
+    """Patterns in the configuration, and what stands there instead: its own `{port}`, and the server's `{upstream}`."""
+
+    def __init__(self, folder, server_url):
+        self.folder = folder
+        port, upstream = free_port(), server_url.rpartition(":")[2]
+        self.url = f"http://127.0.0.1:{port}"
+        text = (DEPLOY / self.name).read_text("utf-8")
+        for old, new in self.replaced:
+            text, count = re.subn(old, new.format(port=port, upstream=upstream), text)
             assert count, old
-        (tmp_path / "server.conf").write_text(text)
-        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        temporary = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds)
-        (tmp_path / "nginx.conf").write_text(
-            f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log;\n"
-            f"events {{}}\nhttp {{ access_log off; {temporary} include server.conf; }}\n"
-        )
-        processes.append(subprocess.Popen(["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]))
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url), "nginx")
-        return url
+        (folder / self.name).write_text(self.prepared(text))
 
-    yield start
-    for process in processes:
-        process.terminate()
-        process.wait(DEADLINE_S)
+    def prepared(self, text):
+        """The whole configuration, with what the machine has of its own elsewhere."""
+        return text
+
+    def __enter__(self):
+        self._process = self.start(self.run)
+        wait_until(lambda: answers(self.url), self.name)
+        return self
+
+    def __exit__(self, *exc_info):
+        self._process.terminate()
+        self._process.wait(DEADLINE_S)
+
+    def start(self, command):
+        here = {"HOME": str(self.folder), "PATH": os.environ["PATH"]}
+        return subprocess.Popen(command, cwd=self.folder, env=here, stderr=subprocess.DEVNULL)
+
+    def read_again(self):
+        """Have it read its configuration again."""
+        assert self.start(self.reload).wait(DEADLINE_S) == 0
+
+
+class Nginx(Proxy):
+    name = "nginx.conf"
+    replaced = (
+        (r"listen 443 ssl;", "listen 127.0.0.1:{port};"),
+        (r"ssl_certificate\w* .*;", ""),
+        (r"127\.0\.0\.1:8000", "127.0.0.1:{upstream}"),
+    )
+    run = ("nginx", "-p", ".", "-c", "nginx.conf")
+    reload = (*run, "-s", "reload")
+
+    def prepared(self, text):
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        temporary = " ".join(f"{kind}_temp_path {self.folder}/{kind};" for kind in kinds)
+        return (
+            f"daemon off; pid {self.folder}/pid; error_log {self.folder}/error.log;\n"
+            f"events {{}}\nhttp {{ access_log off; {temporary}\n{text}}}\n"
+        )
+
+
+class Caddy(Proxy):
+    name = "Caddyfile"
+    replaced = ((r"envs\.example\.com", "http://127.0.0.1:{port}"), (r"127\.0\.0\.1:8000", "127.0.0.1:{upstream}"))
+    run = ("caddy", "run")
+    reload = ("caddy", "reload", "--config", "Caddyfile", "--force")
+
+    def prepared(self, text):
+        return f"{{\n\tadmin 127.0.0.1:{free_port()}\n}}\n{text}"
+
+
+@pytest.fixture(params=[Nginx, Caddy])
+def proxy(request):
+    if shutil.which(request.param.run[0]) is None:
+        pytest.skip(f"needs {request.param.run[0]}, which .ci/run installs")
+    return request.param
 
 
 def answers(url):
@@ -67,15 +121,17 @@ def answers(url):
         return False
 
 
-def test_training_through_nginx(nginx):
-    with LocalServer("CartPole-v1") as server:
-        url = nginx(server.url.rpartition(":")[2])
+def test_training_through_a_proxy(proxy, tmp_path):
+    """It goes on when the proxy's configuration is read again, which with Caddy cuts all connections."""
+    with LocalServer("CartPole-v1") as server, proxy(tmp_path, server.url) as running:
         with pytest.raises(Unauthorized):
-            RemoteVecEnv(url, 2, token="wrong")
-        remote = RemoteVecEnv(url, 2, token=server.token)
+            RemoteVecEnv(running.url, 2, token="wrong")
+        remote = RemoteVecEnv(running.url, 2, token=server.token)
         local = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
         np.testing.assert_array_equal(remote.reset(seed=1)[0], local.reset(seed=1)[0])
-        for _ in range(50):
+        for step in range(50):
+            if step == 25:
+                running.read_again()
             actions = local.action_space.sample()
             for ours, theirs in zip(remote.step(actions)[:4], local.step(actions)[:4], strict=True):
                 np.testing.assert_array_equal(ours, theirs)
@@ -133,14 +189,50 @@ def test_the_image_starts_a_server():
         assert httpx.get(f"{url}/schema").status_code == 401
 
 
+def commands(name):
+    """A Dockerfile's commands, as Docker's own parser reads them, by their names; those of the last stage."""
+    dockerfile = pytest.importorskip("dockerfile", reason="needs Docker's parser: pip install dockerfile")
+    found = {}
+    for command in dockerfile.parse_file(str(DEPLOY / name)):
+        if command.cmd == "FROM":
+            found.clear()
+        found.setdefault(command.cmd, []).append(command)
+    return found
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "space/Dockerfile"])
-def test_an_image_is_checked_and_not_run_by_root(name):
-    text = (DEPLOY / name).read_text("utf-8")
-    last = text[text.rindex("\nFROM ") if "\nFROM " in text else 0 :]
-    assert re.search(r"^USER (?!root)\w+$", last, re.MULTILINE)
-    assert re.search(r"^HEALTHCHECK ", last, re.MULTILINE)
-    for source in re.findall(r"^COPY (?!--from)(?:--\S+ )*(\S+) \S+$", text, re.MULTILINE):
-        assert ((DEPLOY / name).parent / source).exists()
+def test_an_image_is_not_run_by_root(name):
+    found = commands(name)
+    ((user,),) = [command.value for command in found["USER"]]
+    assert user not in {"root", "0"}
+    (made,) = (command.value[0] for command in found["RUN"] if "useradd" in command.value[0])
+    assert made.split()[-1] == user
+    assert found["CMD"][0].json  # with no shell around it, which would keep signals from the server
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "space/Dockerfile"])
+def test_an_image_has_what_it_copies(name):
+    for command in commands(name)["COPY"]:
+        if not any(flag.startswith("--from") for flag in command.flags):
+            assert ((DEPLOY / name).parent / command.value[0]).exists()
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "space/Dockerfile"])
+def test_an_images_health_check_tells_whether_the_server_answers(name):
+    (check,) = commands(name)["HEALTHCHECK"]
+    kind, _, *arguments = check.value
+    assert kind == "CMD"
+    with LocalServer("CartPole-v1") as server:
+        for port, code in ((server.url.rpartition(":")[2], 0), (str(free_port()), 1)):
+            line = [argument.replace(":8000/", f":{port}/") for argument in arguments]
+            variables = {**os.environ, "PORT": port}
+            asked = subprocess.run([sys.executable, *line], env=variables, capture_output=True, timeout=DEADLINE_S)
+            assert asked.returncode == code
+
+
+def test_an_image_is_built_without_what_only_this_machine_needs():
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").split()
+    assert {".git", ".venv"} <= set(ignored)
 
 
 def test_the_space_is_a_package_that_openenv_accepts(tmp_path):

@@ -13,12 +13,13 @@ from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidProxy, WebSocketException
 from websockets.frames import Close
 
+from openenv_gym import RemoteVecEnv
 from openenv_gym.dial import Target, default_url, dial, lost, websocket_url
 from openenv_gym.errors import ConnectFailed, ConnectionLost, MessageTooLarge, NotAWebSocket, OptionError, Unauthorized
 
 SECRET = "s3cr3t"
 HANG_UP = b""
-NO_SERVER = "isn't a URL of a server: write it like http://localhost:8000 or wss://host/path"
+NO_SERVER = "isn't a URL of a server; write it like http://localhost:8000 or wss://host/path"
 
 
 def status(line):
@@ -214,7 +215,11 @@ REFUSED = "[Errno 111] Connect call failed ('::1', 1, 0, 0)"
         (UnicodeError("label too long"), ConnectFailed, "UnicodeError: label too long"),
         (ConnectionClosedError(None, None), ConnectFailed, "the connection was closed at once"),
         (WebSocketException("something new"), ConnectFailed, "WebSocketException: something new"),
-        (EOFError(), NotAWebSocket, "it doesn't speak HTTP, or closed the connection at once"),
+        (
+            EOFError(),
+            NotAWebSocket,
+            "it closed the connection without an HTTP answer; if it speaks TLS, write https://",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -248,7 +253,8 @@ def test_another_server_gets_no_token_by_a_redirect():
     assert f"Bearer {SECRET}" in heads[0]
 
 
-GARBAGE = "it doesn't speak HTTP, or closed the connection at once"
+GARBAGE = "it doesn't speak HTTP"
+SILENCE = "it closed the connection without an HTTP answer; if it speaks TLS, write https://"
 
 
 @pytest.mark.parametrize(
@@ -265,14 +271,48 @@ GARBAGE = "it doesn't speak HTTP, or closed the connection at once"
             "HTTP 503, the server is overloaded or shutting down",
         ),
         (b"SSH-2.0-OpenSSH_9.6\r\n", NotAWebSocket, GARBAGE),
-        (b"\x00\xff" * 100, NotAWebSocket, GARBAGE),
-        (HANG_UP, NotAWebSocket, GARBAGE),
+        (b"\x00\xff" * 100, NotAWebSocket, SILENCE),
+        (HANG_UP, NotAWebSocket, SILENCE),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", NotAWebSocket, "it speaks HTTP/1.0 only, which has no WebSockets"),
         (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", NotAWebSocket, "missing Connection header"),
     ],
-    ids=["404", "200", "401", "403", "500", "503", "ssh", "bytes", "hang-up", "half a handshake"],
+    ids=["404", "200", "401", "403", "500", "503", "ssh", "bytes", "hang-up", "HTTP/1.0", "half a handshake"],
 )
 def test_what_else_answers(reply, kind, reason):
     assert failure(reply) == (kind, reason)
+
+
+@pytest.mark.parametrize(
+    "headers, token, given",
+    [({}, None, False), ({}, SECRET, True), ({"authorization": f"Bearer {SECRET}"}, None, True)],
+)
+def test_who_is_refused_without_a_token_is_told_so(headers, token, given):
+    async def run():
+        async with answering(status(b"401 Unauthorized"), []) as port:
+            with pytest.raises(Unauthorized) as caught:
+                await dial(Target(f"ws://127.0.0.1:{port}/ws", token, headers))
+            return caught.value
+
+    error = asyncio.run(run())
+    assert error.given is given
+    assert ("none was given" in str(error)) is not given
+
+
+def test_a_server_without_tls():
+    async def refuse(reader, writer):
+        await reader.read(100)
+        writer.write(status(b"400 Bad Request"))
+        await writer.drain()
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(NotAWebSocket, match="it speaks no TLS: write http://"):
+                await dial(Target(f"wss://127.0.0.1:{port}/ws"))
+
+    asyncio.run(run())
 
 
 def test_nobody_answers():
@@ -284,6 +324,11 @@ def test_a_token_that_no_header_can_carry_is_not_shown(token):
     with pytest.raises(OptionError, match="the token has characters that no header can carry") as caught:
         Target("ws://127.0.0.1:1/ws", token=token)
     assert SECRET not in f"{caught.value!r} {caught.value} {caught.value.__cause__}"
+
+
+def test_tls_settings_without_tls_are_refused():
+    with pytest.raises(OptionError, match=r"are for https:// and wss://, and ws://a:1/ws would not be encrypted"):
+        RemoteVecEnv("http://a:1", ssl=ssl.create_default_context())
 
 
 def test_a_url_is_no_place_for_a_password():

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from helpers_cli import run
 from helpers_faults import free_port
 from helpers_server import running
@@ -25,7 +25,7 @@ from openenv_gym.messages import SUBPROTOCOL, Failed
 from openenv_gym.server import create_app
 
 CHECKS = {
-    *("reachable", "token", "TLS", "dialect", "capacity", "round trip", "keepalive", "proxy", "spaces"),
+    *("reachable", "token", "TLS", "protocol", "capacity", "round trip", "keepalive", "proxy", "spaces"),
     *("observation size", "seed", "deterministic", "ends", "step time"),
 }
 
@@ -150,19 +150,44 @@ def test_a_healthy_server():
         assert "refused without it" in found["token"].text
         assert "2 of 3 envs are free" in found["capacity"].text
         assert "truncated after 10 steps" in found["ends"].text
-        assert "openenv-gym.v1" in found["dialect"].text
-        assert "Walk" in found["dialect"].text
+        assert "openenv-gym.v1" in found["protocol"].text
+        assert "Walk" in found["protocol"].text
+
+
+def test_spaces_are_named_without_the_characters_of_a_text():
+    class Named(Walk):
+        observation_space = Dict({"at": Tuple([Discrete(3), Text(4)]), "name": Text(9, charset="abc")})
+
+        def reset(self, **kwargs):
+            self.steps = 0
+            return {"at": (0, "a"), "name": "a"}, {}
+
+        def step(self, action):
+            return self.reset()[0], 0.0, False, True, {}
+
+    with running(create_app(Named)) as url:
+        text = examined(url)["spaces"].text
+    named = "Dict('at': Tuple(Discrete(3), Text(1, 4)), 'name': Text(1, 9))"
+    assert text == f"observation {named}, action Discrete(2); as the server says them"
 
 
 class TestPlanted:
     def test_nothing_listens(self):
         found = examined(f"http://127.0.0.1:{free_port()}")
         assert list(found) == ["reachable"]
-        assert "connection refused" in found["reachable"].text
+        assert found["reachable"].text.endswith("(connection refused)")  # what to do is said once
         assert "--host 0.0.0.0" in found["reachable"].fix
 
+    def test_a_name_that_nobody_knows(self):
+        found = examined("http://nohost.invalid")
+        assert list(found) == ["reachable"]
+        assert found["reachable"].fix == "check the host's name"
+
     def test_no_url(self):
-        assert problems("localhost:8000") == [("address", "error")]
+        found = examined("localhost:8000")
+        assert list(found) == ["address"]
+        assert "write it like" in found["address"].fix
+        assert "write it like" not in found["address"].text
 
     def test_only_http(self):
         class Handler(BaseHTTPRequestHandler):
@@ -187,6 +212,21 @@ class TestPlanted:
                 assert list(found) == ["token"]
                 assert "--token-env" in found["token"].fix
                 assert "s3cret" not in str(found)
+
+    def test_a_path_that_is_too_long(self):
+        with running(create_app(Walk)) as url:
+            found = examined(f"{url}/web")
+        assert list(found) == ["WebSocket"]
+        assert "no WebSocket endpoint at /web/ws" in found["WebSocket"].text
+        assert "without a path" in found["WebSocket"].fix
+
+    def test_tls_where_there_is_none(self):
+        with running(create_app(Walk)) as url:
+            found = examined(url.replace("http", "https", 1))
+        assert list(found) == ["TLS"]
+        assert "speaks no TLS" in found["TLS"].text
+        assert "http://" in found["TLS"].fix
+        assert "--ca-file" not in found["TLS"].fix
 
     def test_a_certificate_that_nobody_vouches_for(self, tmp_path):
         certificate, key = write_certificate(tmp_path)
@@ -281,6 +321,24 @@ class TestPlanted:
         assert "ping_timeout_s=None" in found["keepalive"].fix
         assert "spaces" not in found
 
+    @pytest.mark.parametrize(
+        "headers, name", [({"Server": "nginx"}, "nginx"), ({"Via": "1.1 edge"}, "a proxy")], ids=str
+    )
+    def test_a_proxy_that_may_cut_connections(self, headers, name):
+        def be_silent(socket):
+            for _ in socket:
+                pass
+
+        def sign(connection, request, response):
+            del response.headers["Server"]
+            response.headers.update(headers)
+
+        with websocket_server(be_silent, process_response=sign) as url:
+            found = examined(url, limit_s=0.5)
+        assert found["proxy"].level == "warning"
+        assert found["proxy"].text.startswith(f"{name} stands before the server")
+        assert "ping_interval_s" in found["proxy"].fix
+
     def test_a_server_that_cuts_idle_connections(self):
         with running(create_app(Walk, idle_timeout_s=0.2)) as url:
             found = examined(url, idle_s=20)
@@ -297,10 +355,13 @@ class TestStockServers:
     def test_one_that_does_not_know_truncation(self, peer):
         with peer.stock_server(peer.CartPole) as url:
             found = examined(url)
-        assert "OpenEnv's" in found["dialect"].text
-        assert found["ends"].level == "warning"
+        assert "OpenEnv's" in found["protocol"].text
+        assert found["ends"].level == "ok"  # most episodes end for another reason
         assert "done" in found["ends"].text
+        assert found["ends"].fix.startswith("if that was a time limit, ")
         assert 'metadata["truncated"]' in found["ends"].fix
+        assert "max_episode_steps=" in found["ends"].fix
+        assert found["capacity"].text == "a second client is admitted"
         assert found["seed"].level == "ok"
         assert found["spaces"].level == "warning"  # its schema says that an action is any integer
         assert "action_space=" in found["spaces"].fix
@@ -319,10 +380,34 @@ class TestStockServers:
             found = examined(url)
         assert found["capacity"].level == "error"
         assert "max_concurrent_envs" in found["capacity"].fix
+        assert "session_timeout" in found["capacity"].fix
 
     def test_one_with_room_for_one(self, peer):
         with peer.stock_server(peer.CartPole, max_envs=1) as url:
-            assert "capacity" not in examined(url)
+            found = examined(url)
+        assert (found["capacity"].level, "admits one client" in found["capacity"].text) == ("warning", True)
+        assert found["capacity"].fix.startswith("raise max_concurrent_envs")
+        assert "step time" in found
+
+    def test_an_observation_that_is_worth_trimming(self, peer):
+        class Board(peer.PoleObservation):
+            board: list[list[int]]
+
+        class Wide(peer.CartPole):
+            def reset(self, **kwargs):
+                return Board(state=[0.0], board=[[0] * 2000] * 10)
+
+            def step(self, action, **kwargs):
+                return self.reset()
+
+        with peer.stock_server(Wide, models=(peer.PoleAction, Board)) as url:
+            size = examined(url)["observation size"]
+            with RemoteVecEnv(url, 1, exclude=("board",)) as envs:  # as it says
+                assert "board" not in envs.reset()[0]
+        assert size.level == "warning"
+        assert "board: 160,000" in size.text
+        assert "exclude=('board',)" in size.fix
+        assert "only one of openenv-gym saves the traffic" in size.fix
 
     def test_spaces_that_can_not_be_inferred(self, peer):
         class Empty(peer.CartPole):

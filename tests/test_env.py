@@ -8,12 +8,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import stable_baselines3.common.env_checker as sb3_checker
+from gymnasium.utils import env_checker
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import SyncVectorEnv
-from helpers_oracle import Fleet, Script
+from helpers_oracle import Fleet, Script, ScriptedEnv
 from helpers_spaces import NAMED
 
 from openenv_gym import LocalServer, RemoteEnv, RemoteVecEnv, errors
+from openenv_gym.pool import Pool
 
 IDS = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Taxi-v4", "FrozenLake-v1", "Blackjack-v1"]
 FAMILIES = {"box2d", "classic_control", "mujoco", "toy_text"}
@@ -116,12 +118,34 @@ def test_the_checkers_warn_of_nothing_but_the_env_itself(remote, name):
         assert warnings_of(check, remote(name)) <= warnings_of(check, gym.make(name).unwrapped)
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1"])
+def test_the_checker_renders_in_each_mode_without_a_warning(server_of, name, monkeypatch):
+    server = server_of(name)
+    monkeypatch.setenv("OPENENV_GYM_TOKEN", server.token)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    made = [
+        gym.make("openenv_gym:openenv/Remote-v0", base_url=server.url, render_mode="rgb_array"),
+        gym.make(name, render_mode="rgb_array"),
+    ]
+    ours, theirs = (warnings_of(check_env, env.unwrapped) for env in made)
+    assert ours <= theirs
+    for env in made:
+        env.close()
+
+
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_every_space_kind(name):
-    with LocalServer(Fleet([Script(NAMED[name])])) as server, RemoteEnv(server.url, token=server.token) as env:
-        observation, _ = env.reset(seed=1)
-        assert observation in env.observation_space
-        assert env.step(0)[0] in env.observation_space
+    scripts = [Script(NAMED[name], infos=("nested", "array", "none"))]
+    local = ScriptedEnv(scripts)
+    with LocalServer(Fleet(scripts)) as server, RemoteEnv(server.url, token=server.token) as env:
+        for seed in (1, None):
+            assert_same(env.reset(seed=seed), local.reset(seed=seed))
+            for action in range(3):
+                ours, theirs = env.step(action), local.step(action)
+                assert_same(ours, theirs)
+                assert ours[0] in env.observation_space
+        if hasattr(env_checker, "check_returned_data_not_reused"):  # came with gymnasium 1.4
+            env_checker.check_returned_data_not_reused(env)
 
 
 def test_make_gives_the_usual_wrappers(server_of, monkeypatch):
@@ -145,6 +169,23 @@ def test_attributes(remote):
     assert not hasattr(env, "gravity")
     env.reset()
     assert env.call("render") is None
+
+
+def test_attributes_that_stay_here(remote, monkeypatch):
+    env = remote("CartPole-v1")
+    assert not env.set_wrapper_attr("missing", 1, force=False)
+    assert not env.has_wrapper_attr("missing")
+    assert env.set_wrapper_attr("gravity", 2.5, force=False)
+    assert env.get_wrapper_attr("gravity") == 2.5
+    with monkeypatch.context() as silent:
+        silent.setattr(Pool, "start", lambda *_: pytest.fail("something was sent"))
+        assert env.get_wrapper_attr("action_space") is env.action_space
+        assert env.set_wrapper_attr("spec", None)
+        for name in ("_private", "__array__"):
+            assert not env.has_wrapper_attr(name)
+        assert env.set_wrapper_attr("_private", 3)
+        assert env._private == env.get_wrapper_attr("_private") == 3
+        assert not any(hasattr(env, name) for name in ("gravity", "missing", "compute_reward"))
 
 
 def test_frames(remote):
@@ -182,3 +223,12 @@ def test_bad_actions_are_refused_before_anything_is_sent(remote):
         env.step(np.zeros(2, np.float32))
     with pytest.raises(errors.ActionError, match="NaN"):
         env.step(np.array([np.nan], np.float32))
+
+
+@pytest.mark.parametrize("dialect", [None, "openenv"])
+@pytest.mark.parametrize("id", ["Blackjack-v1", "CliffWalking-v1"])
+def test_integers_have_the_types_of_the_local_env(id, dialect):
+    local, remote = gym.make(id), RemoteEnv(local=id, dialect=dialect)
+    assert data_equivalence(remote.reset(seed=1)[0], local.reset(seed=1)[0], exact=True)
+    assert data_equivalence(remote.step(0)[0], local.step(0)[0], exact=True)
+    remote.close()

@@ -68,9 +68,47 @@ TEXTS = [
         "ws://host:8000/ws refused the token (HTTP 401); pass token=… or set OPENENV_GYM_TOKEN to the server's token",
     ),
     (
+        Unauthorized(URL, "HTTP 401", False),
+        (
+            "ws://host:8000/ws needs a token, and none was given (HTTP 401); pass token=… or set OPENENV_GYM_TOKEN to "
+            "the server's token"
+        ),
+    ),
+    (
+        Unauthorized("ws://host:8000/web/ws", "HTTP 403"),
+        (
+            "ws://host:8000/web/ws refused the connection (HTTP 403): there is no WebSocket endpoint at /web/ws, or it "
+            "refused the token; leave the path away from the server's URL, or pass token=… or set OPENENV_GYM_TOKEN to "
+            "the server's token"
+        ),
+    ),
+    (
+        Unauthorized("ws://host:8000/web/ws", "HTTP 403", False),
+        (
+            "ws://host:8000/web/ws refused the connection (HTTP 403): there is no WebSocket endpoint at /web/ws, or it "
+            "needs a token; leave the path away from the server's URL, or pass token=… or set OPENENV_GYM_TOKEN to "
+            "the server's token"
+        ),
+    ),
+    (
         CapacityError(URL, 6, 8, 4),
         (
             "ws://host:8000/ws has no room for 4 more env(s): 6 of 8 are in use; "
+            "raise --max-envs (max_concurrent_envs on an OpenEnv server) or ask for fewer envs"
+        ),
+    ),
+    (
+        CapacityError(URL, 8, 8, 2, keeps_sessions=True),
+        (
+            "ws://host:8000/ws has no room for 2 more env(s): 8 of 8 are in use; "
+            "raise --max-envs (max_concurrent_envs on an OpenEnv server) or ask for fewer envs; "
+            "an OpenEnv server without session_timeout keeps sessions of killed clients until it is restarted"
+        ),
+    ),
+    (
+        CapacityError(URL, 0, 8, 9),
+        (
+            "ws://host:8000/ws admits 8 env(s) at a time, and 9 were asked for; "
             "raise --max-envs (max_concurrent_envs on an OpenEnv server) or ask for fewer envs"
         ),
     ),
@@ -109,6 +147,10 @@ TEXTS = [
     (RemoteEnvError("SESSION_ERROR", "", "no env"), "the server reported no env (code: SESSION_ERROR)"),
     (BAD_VALUE, "env 3 reported ValueError: too big (code: EXECUTION_ERROR)"),
     (
+        remote_env_error("EXECUTION_ERROR", "DependencyNotInstalled", "no pygame", 0),
+        "env 0 reported DependencyNotInstalled: no pygame (code: EXECUTION_ERROR); the server's machine lacks it",
+    ),
+    (
         RemoteEnvError("EXECUTION_ERROR", "MyError", "100 %s", 0, "Traceback …\nMyError"),
         "env 0 reported MyError: 100 %s (code: EXECUTION_ERROR)\n\nRemote traceback:\nTraceback …\nMyError",
     ),
@@ -122,8 +164,14 @@ TEXTS = [
             "env 5 reported KeyError: 'a' (code: EXECUTION_ERROR)"
         ),
     ),
+    (
+        BatchError({row: remote_env_error("VALIDATION_ERROR", "", "no such field", row) for row in (0, 1, 2, 4)}),
+        "4 envs failed: env 0-2, 4 reported no such field (code: VALIDATION_ERROR)",
+    ),
     (FleetError("no such fleet"), "no such fleet"),
     (FactoryError("CartPole-v9", "unknown id"), "can't create the environment 'CartPole-v9': unknown id"),
+    (FactoryError.told("X", "no such id"), "can't create the environment 'X': no such id"),
+    (FactoryError.told("X", "can't create the environment 'X': why"), "can't create the environment 'X': why"),
     (SpaceError("doesn't fit"), "doesn't fit"),
     (SpaceError("doesn't fit", path="robot.0.cam"), "robot.0.cam: doesn't fit"),
 ]
@@ -241,7 +289,7 @@ class TestBatchError:
         assert isinstance(error, BatchError)
         assert isinstance(error, shared)
         assert error.failures is failures
-        assert str(error).startswith(f"{len(names)} envs failed: env 0 reported ")
+        assert re.match(rf"{len(names)} envs failed: env 0.* reported ", str(error))
 
     def test_is_of_the_class_that_errors_of_this_side_share(self):
         assert isinstance(batch_error({0: LOST, 1: SessionLost(URL, "gone")}), ConnectionError)

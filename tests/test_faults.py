@@ -5,20 +5,26 @@
 
 import os
 import random
+import re
+import signal
+import subprocess
+import sys
 import warnings
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
+import psutil
 import pytest
-from gymnasium.error import ResetNeeded
+from gymnasium.error import NoAsyncCallError, ResetNeeded
 from gymnasium.vector import SyncVectorEnv
-from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, wait_until
+from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy
 from helpers_server import running
 from helpers_tally import Endless, Tally
+from helpers_wait import wait_until
 
 from openenv_gym import RemoteEnv, RemoteVecEnv
-from openenv_gym.errors import ConnectFailed, ReplyTimeout, SessionLost
+from openenv_gym.errors import ConnectFailed, RemoteEnvError, ReplyTimeout, SessionLost
 from openenv_gym.server import create_app
 
 STEPS, CUTS = (2000, 200) if os.environ.get("FAULTS") == "long" else (600, 60)
@@ -132,6 +138,19 @@ def test_a_cut_connection_may_be_cut_again_while_it_is_resumed():
         proxy.put_out()
 
 
+def test_a_connection_that_reaches_the_server_twice():
+    """The second one takes the session over, and brings each request once more."""
+    with remote(2) as (env, [proxy], [registry]):
+        for turn, (ours, theirs) in enumerate(zip(transitions(env, 40), transitions(local(2), 40), strict=True)):
+            assert_same(ours, theirs)
+            if turn % 4 == 3:
+                proxy.double()
+                proxy.cut()
+        assert counters(env)["sessions_lost"] == 0
+        assert counters(env)["reconnects"] > 10  # once more where the session was taken over
+        assert sum(session.counts.steps for session in registry.sessions.values()) == 2 * 40
+
+
 @pytest.mark.parametrize("fault", [{"piece": 1}, {"delay_s": 0.003, "jitter_s": 0.01, "piece": 100}])
 def test_slow_lines_change_nothing(fault):
     with remote(4, connections=4) as (env, [proxy], _):
@@ -196,6 +215,60 @@ def test_rows_of_a_restarted_server_are_truncated_and_go_on(mode, process):
         assert counters(env)["sessions_lost"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*between two episodes:UserWarning")  # if the reset is the first to find it out
+def test_a_server_that_ends_in_order_and_comes_back(process):
+    """It closes the connections with 1012; what its client held of them is given back."""
+    with RemoteVecEnv(process.url, 4, connections=4) as env:
+        env.reset(seed=1)
+        env.step([0] * 4)
+        descriptors = psutil.Process().num_fds()
+        process.stop()
+        process.start()
+        assert env.reset(seed=1)[0][:, 1].tolist() == [0] * 4
+        assert env.step([1] * 4)[0][:, :2].tolist() == [[1, 1]] * 4
+        process.stop()
+        process.start()
+        with pytest.warns(UserWarning, match="unknown session, after close code 1012.*rows 0-3 are truncated"):
+            rewards, terminated, truncated, infos = env.step([2] * 4)[1:]
+        assert (rewards.tolist(), terminated.any(), truncated.all()) == ([0] * 4, False, True)
+        assert infos[LOST].all()
+        assert env.step([3] * 4)[0][:, :2].tolist() == [[1, 0]] * 4
+        wait_until(lambda: psutil.Process().num_fds() == descriptors, "as many descriptors as before")
+
+
+LEARNER = """
+import sys, warnings
+from openenv_gym import RemoteVecEnv
+env = RemoteVecEnv(sys.argv[1], 2, dialect=sys.argv[2] or None)
+env.reset()
+for line in sys.stdin:
+    with warnings.catch_warnings(record=True):
+        print(env.step([0, 0])[3].tolist(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("dialect", ["", "openenv"])
+def test_a_learner_that_is_stopped_gives_its_room_back_and_learns_of_it_later(dialect):
+    app = create_app(Endless, ping_interval_s=0.2, ping_timeout_s=0.3, grace_s=0.2)
+    with running(app) as url:
+        command = [sys.executable, "-c", LEARNER, url, dialect]
+        learner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with learner:
+
+            def step():
+                learner.stdin.write("\n")
+                learner.stdin.flush()
+                return learner.stdout.readline()
+
+            assert step() == "[False, False]\n"
+            learner.send_signal(signal.SIGSTOP)
+            wait_until(lambda: app.state.registry.capacity.active == 0, "room where a stopped learner was")
+            learner.send_signal(signal.SIGCONT)
+            assert step() == "[True, True]\n"
+            assert step() == "[False, False]\n"
+            learner.kill()
+
+
 def test_a_mask_may_reset_only_some_rows_of_a_lost_session(process):
     with RemoteVecEnv(process.url, 3, autoreset_mode="Disabled") as env:
         env.reset(seed=1)
@@ -209,17 +282,131 @@ def test_a_mask_may_reset_only_some_rows_of_a_lost_session(process):
         assert env.step([1, 1, 1])[0][:, 1].tolist() == [1, 1, 1]
 
 
-def test_rows_that_a_mask_leaves_out_are_not_stepped_on_a_new_session(process):
-    with RemoteVecEnv(process.url, 2) as env:
+WAYS = {"one connection": {"connections": 1}, "two": {"connections": 2}, "OpenEnv's dialect": {"dialect": "openenv"}}
+"""Ways that four rows can go: all in one session, two in each of two, and each in one of its own."""
+
+
+@contextmanager
+def reset_in_part_once_all_were_truncated(process, **options):
+    """A vector env of four rows whose sessions were lost, which was told, and of which the first was reset then."""
+    with RemoteVecEnv(process.url, 4, **options) as env:
         env.reset(seed=1)
         process.restart()
-        with pytest.warns(UserWarning, match="rows 0-1 are truncated"):
-            env.step([0, 0])
-        env.reset(options={"reset_mask": np.array([True, False])})
+        with pytest.warns(UserWarning, match="rows 0-3 are truncated"):
+            env.step([0] * 4)
+        env.reset(options={"reset_mask": np.array([True, False, False, False])})
+        yield env
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_that_a_mask_leaves_out_start_anew_as_if_they_had_ended_otherwise(process, way):
+    """As with ``SyncVectorEnv``: what is reset goes on, and the next step of the others is their reset."""
+    with reset_in_part_once_all_were_truncated(process, **WAYS[way]) as env:
+        observations, rewards, _, truncated, infos = env.step([1] * 4)
+        assert observations[:, 1].tolist() == [1, 0, 0, 0]
+        assert (rewards[1:].tolist(), truncated.any(), LOST in infos) == ([0] * 3, False, False)
+        assert env.step([1] * 4)[0][:, 1].tolist() == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_second_loss_is_told_of_those_rows_only_that_had_an_episode(process, way, known):
+    with reset_in_part_once_all_were_truncated(process, **WAYS[way]) as env:
+        before = env.stats().sessions_lost
+        process.kill()
+        if known:
+            process.start()
+            wait_until(lambda: env.stats().sessions_lost > before, "the session's end")
+        env.step_async([1] * 4)
+        if not known:
+            process.start()
+        observations, rewards, _, truncated, infos = env.step_wait()
+        assert truncated.tolist() == infos[LOST].tolist() == [True, False, False, False]
+        assert observations[:, 1].tolist() == [0] * 4
+        assert rewards.tolist() == [0] * 4
+        assert env.step([1] * 4)[0][:, 1].tolist() == [0, 1, 1, 1]
+        assert env.step([1] * 4)[0][:, 1].tolist() == [1, 2, 2, 2]
+
+
+@contextmanager
+def reset_in_part_after_a_loss(process, *, known, **options):
+    """Four envs whose server was restarted, and the first of which was reset since, in a session with new envs.
+
+    The loss of the other sessions was noticed before that, or comes out in the reset.
+    """
+    with RemoteVecEnv(process.url, 4, **options) as env:
+        env.reset(seed=1)
+        env.step([0, 0, 0, 0])
+        mask = {"reset_mask": np.array([True, False, False, False])}
+        process.kill()
+        if known:
+            process.start()
+            wait_until(lambda: counters(env)["sessions_lost"] == len(env.rollout.pool.links), "the sessions' end")
+            env.reset(options=mask)
+        else:
+            env.reset_async(options=mask)
+            process.start()
+            env.reset_wait()
+        yield env
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_a_mask_leaves_out_learn_of_a_loss_that_nobody_noticed(process, mode, way, known):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", message=".*/ws can't be used now")  # as pyproject.toml says
+        with reset_in_part_after_a_loss(process, known=known, autoreset_mode=mode, **WAYS[way]) as env:
+            observations, rewards, terminated, truncated, infos = env.step([1, 1, 1, 1])
+            assert truncated.tolist() == infos[LOST].tolist() == [False, True, True, True]
+            assert (terminated.any(), rewards[1:].tolist()) == (False, [0, 0, 0])
+            begun = [1, 0, 0, 0]
+            if mode == "SameStep":
+                assert [final if final is None else final[1] for final in infos["final_obs"]] == [None, 1, 1, 1]
+            else:
+                assert observations[:, 1].tolist() == [1, 1, 1, 1]
+                if mode == "NextStep":
+                    observations = env.step([1, 1, 1, 1])[0]
+                    begun = [2, 0, 0, 0]
+                else:
+                    observations = env.reset(options={"reset_mask": truncated})[0]
+            assert observations[:, 1].tolist() == begun
+            assert env.step([1, 1, 1, 1])[0][:, 1].tolist() == [t + 1 for t in begun]
+    (warning,) = told
+    assert re.search(r"is gone .*: rows? .* (is|are) truncated", str(warning.message))
+
+
+@pytest.mark.filterwarnings("ignore:.*this happened between two episodes:UserWarning")  # if the reset finds it out
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("way", ["one connection", "two"])
+def test_rows_that_a_mask_leaves_out_are_not_stepped_after_a_loss_that_nobody_noticed(process, way, known):
+    with reset_in_part_after_a_loss(process, known=known, on_lost="raise", **WAYS[way]) as env:
         with pytest.raises(ResetNeeded, match="env 1"):
-            env.step([1, 1])
-        env.reset(options={"reset_mask": np.array([False, True])})
-        assert env.step([1, 1])[0][:, 1].tolist() == [1, 1]
+            env.step([1, 1, 1, 1])
+        env.reset(options={"reset_mask": np.array([False, True, True, True])})
+        assert env.step([1, 1, 1, 1])[0][:, 1].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_beside_steps_that_were_sent_finds_a_loss_out(process, mode):
+    """The steps' rows learn of it, and so does the one that had nothing to do; what was reset goes on."""
+    with RemoteVecEnv(process.url, 3, connections=1, autoreset_mode=mode) as env:
+        env.reset(seed=1)
+        env.step([0, 0, 0])
+        process.kill()
+        env.send([1], [2])
+        env.reset_async(options={"reset_mask": np.array([True, False, False])})
+        process.start()
+        with pytest.warns(UserWarning, match="truncated") as told:
+            assert env.reset_wait()[0][0, 1] == 0
+            _, _, _, truncated, infos = env.recv()
+            assert (truncated.tolist(), infos[LOST].tolist()) == ([True], [True])
+            env.send([1, 1], [0, 1])
+            observations, _, _, truncated, infos = env.recv(min_ready=2)
+        assert truncated.tolist() == infos[LOST].tolist() == [False, True]
+        assert observations[0, 1] == 1
+        assert len(told) == 1
 
 
 def test_a_single_env_is_truncated_and_must_be_reset(process):
@@ -275,6 +462,40 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(process):
         with pytest.warns(UserWarning, match="rows 0-1 are truncated"):
             assert env.step_wait()[3].all()
         assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dialect", [None, "openenv"])
+@pytest.mark.parametrize("take", ["step", "recv"])
+def test_who_waits_for_a_server_is_told(process, take, dialect):
+    """Once for each wait: for the session, and after that is given up, for a new one."""
+
+    def step(env):
+        if take == "step":
+            return env.step([0, 0])
+        env.send([0, 0])
+        return env.recv()
+
+    options = {"reconnect_timeout_s": 4.0, "dialect": dialect}
+    with FaultProxy(process.url) as proxy, RemoteVecEnv(proxy.url, 2, **options) as env:
+        env.reset(seed=1)
+        proxy.refuse()
+        proxy.cut()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert step(env)[3].all()
+            with pytest.raises(SessionLost, match="connection refused"):
+                step(env)
+            if take == "recv":  # it raises what there is, and the other env's session may fail a moment later
+                with suppress(NoAsyncCallError), pytest.raises(SessionLost, match="connection refused"):
+                    env.recv()
+        texts = [str(warning.message) for warning in told if "can't be used now" in str(warning.message)]
+        # In OpenEnv's dialect a session ends with its connection, so there is nothing to be waited for at first.
+        waits = ["reconnecting", "waiting for a new session"] if dialect is None else ["waiting for a new session"]
+        assert len(texts) == len(waits)
+        for text, wait in zip(texts, waits, strict=True):
+            assert re.search(rf"/ws can't be used now \(connection refused\): {wait} for up to 4 second", text)
+        proxy.accept()
+        assert step(env)[0][:, 1].tolist() == [0, 0]
 
 
 def test_a_server_that_stays_away_is_given_up_in_time(process):
@@ -348,9 +569,10 @@ def openenv():
 
 
 @contextmanager
-def stock(openenv, env, num_envs, *, lasting=True, max_envs=8, **options):
+def stock(openenv, env, num_envs, *, lasting=True, max_envs=8, idle_s=None, **options):
     """A vector env on a real OpenEnv server, and the proxy between the two."""
-    with pytest.MonkeyPatch.context() as patch, openenv.stock_server(env, max_envs) as url, FaultProxy(url) as proxy:
+    server = openenv.stock_server(env, max_envs, idle_s=idle_s)
+    with pytest.MonkeyPatch.context() as patch, server as url, FaultProxy(url) as proxy:
         if not lasting:  # as on a server before 0.10
 
             async def no(target):
@@ -491,7 +713,8 @@ def test_openenv_sessions_are_closed_whatever_happens(openenv):
         wait_until(lambda: not openenv.Count.live)
 
 
-def test_a_session_that_an_openenv_server_forgot(openenv):
+@pytest.mark.parametrize("call", ["step", "reset"])
+def test_a_session_that_an_openenv_server_forgot(openenv, call):
     with (
         openenv.stock_server(openenv.Count, 2) as first,
         FaultProxy(first) as proxy,
@@ -502,10 +725,73 @@ def test_a_session_that_an_openenv_server_forgot(openenv):
         proxy.upstream = int(second.rpartition(":")[2])
         proxy.cut()
         with pytest.warns(UserWarning, match="Unknown session_id"):
+            if call == "step":
+                assert env.step(now(1))[3].all()
+                assert env.step(now(1))[0]["count"] == [0]
+            else:
+                assert env.reset()[0]["count"] == [0]
+        assert env.step(now(1))[0]["count"] == [1]
+        env.close()
+
+
+def test_an_openenv_server_that_closes_idle_sessions_never_steps_a_closed_env_for_us(openenv, monkeypatch):
+    """Of a session that a WebSocket owns it closes the env, leaves the socket open, and steps the closed env."""
+    monkeypatch.setattr("openenv.core.env_server.http_server.max", min, raising=False)  # it looks every 5 s at most
+    with stock(openenv, openenv.Count, 1, idle_s=0.4) as (env, proxy):
+        env.reset()
+        env.step(now(1))
+        with openenv.filled(f"http://127.0.0.1:{proxy.upstream}"):  # such a session
+            wait_until(lambda: len(openenv.Count.live) == 1, "the end of an idle session")
+        assert env.step(now(1))[0]["count"] == [2]  # the one with ours isn't regarded as idle
+        proxy.refuse()
+        proxy.cut()
+        wait_until(lambda: not openenv.Count.live, "the end of a session without a connection")
+        proxy.accept()
+        with pytest.warns(UserWarning, match="Unknown session_id"):
             assert env.step(now(1))[3].all()
         assert env.step(now(1))[0]["count"] == [0]
         assert env.step(now(1))[0]["count"] == [1]
-        env.close()
+        assert [what for what, _ in openenv.Count.log] == ["reset", "step", "step", "reset", "step"]
+
+
+def test_an_openenv_step_that_was_taken_and_could_not_be_told_is_not_repeated(openenv):
+    models = openenv.EveryAction, openenv.EveryObservation
+    with openenv.stock_server(openenv.Every, models=models) as url:
+        with RemoteVecEnv(url, 2, obs_key="count", action_key="order") as env:
+            env.reset()
+            with pytest.raises(RemoteEnvError, match=r"^env 1 reported .*serialize"):
+                env.step(["", "unsendable"])
+            assert env.step(["", ""])[0].tolist() == [2, 2]
+            assert counters(env) == {"reconnects": 0, "sessions_lost": 0}
+
+
+@pytest.mark.parametrize("options", [{}, {"openenv_sessions": False}], ids=str)
+def test_an_openenv_session_that_a_bad_action_ended_is_lost_alone(openenv, options):
+    """Its server closes the connection where a validator raises; that row's next step says that it is lost."""
+
+    class Careful(openenv.CountAction):
+        @openenv.field_validator("sleep")
+        @classmethod
+        def _lucky(cls, sleep):
+            if sleep == 13:
+                raise ValueError("unlucky")
+            return sleep
+
+    with openenv.stock_server(models=(Careful, openenv.CountObservation)) as url:
+        with RemoteVecEnv(url, 2, **openenv.COUNT_SPACES, **options) as env:
+            env.reset()
+            with pytest.raises(RemoteEnvError, match=r"^env 1 reported") as told:
+                env.step({"sleep": np.array([0.0, 13.0])})
+            assert told.value.code == "SESSION_ERROR"
+            with pytest.warns(UserWarning, match=": row 1 is truncated"):
+                observations, _, terminated, truncated, infos = env.step(now(2))
+            assert (terminated.tolist(), truncated.tolist()) == ([False, False], [False, True])
+            assert infos[LOST].tolist() == [False, True]
+            assert observations["count"].tolist() == [2, 0]
+            assert env.step(now(2))[0]["count"].tolist() == [3, 0]
+            assert env.step(now(2))[0]["count"].tolist() == [4, 1]
+            assert counters(env) == {"reconnects": 0, "sessions_lost": 1}
+        assert "step without an episode" not in {what for what, _ in openenv.Count.log}
 
 
 def test_a_session_lost_between_two_episodes_costs_no_episode(openenv):

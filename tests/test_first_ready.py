@@ -9,9 +9,10 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import SyncVectorEnv
 from helpers_envs import Count, Factory, Gate, raiser
-from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, wait_until
+from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy
 from helpers_server import running
 from helpers_tally import Dawdler, Endless, Tally
+from helpers_wait import wait_until
 
 from openenv_gym import RemoteVecEnv
 from openenv_gym.errors import BatchError, RemoteEnvError, ReplyTimeout, SessionLost
@@ -158,17 +159,17 @@ def test_a_step_of_an_openenv_server_is_never_taken_twice(openenv):
     with openenv.stock_server(openenv.Count, max_envs=8) as url, FaultProxy(url) as proxy:
         with RemoteVecEnv(proxy.url, 4, **openenv.COUNT_SPACES) as env, pytest.warns(match="its episode is truncated"):
             env.reset()
-            scissors, counts = Scissors(proxy, 1), [0] * 4
+            scissors, counts, turn, lost = Scissors(proxy, 1), [0] * 4, 0, False
             env.send({"sleep": np.zeros(4)})
-            for _ in range(40):
+            while (turn := turn + 1) <= 40 or proxy.cuts < 3 or not lost:
                 scissors()
                 observations, _, _, truncated, infos = env.recv(1)
+                lost |= "lost_reply" in infos
                 for at, row in enumerate(infos["env_id"]):
                     counts[row] = -1 if truncated[at] else counts[row] + 1
                     assert truncated[at] or observations["count"][at] == counts[row]
                 env.send({"sleep": np.zeros(len(truncated))}, infos["env_id"])
             proxy.put_out()
-            assert proxy.cuts > 2
             env.recv()
 
 
@@ -214,6 +215,29 @@ def test_a_slow_env_holds_up_nobody(connections):
         gate.open()
         assert env.recv()[0].ravel().tolist() == [10, 1, 10, 10]
         assert env.step([0] * 4)[0].ravel().tolist() == [11, 2, 11, 11]
+
+
+@pytest.mark.parametrize(
+    "options", [{"connections": 1}, {"connections": 2}, {"connections": 4}, {"dialect": "openenv"}], ids=str
+)
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_slow_reset_holds_up_nobody(mode, options):
+    """Action 5 makes an env's next one wait; each episode has one step."""
+    gate = Gate()
+    on = {"reset": lambda env: gate() if env.__dict__.pop("slow", False) else None}
+    factory = Factory(Count, {"length": 1, "habits": {5: lambda env: setattr(env, "slow", True)}, "on": on})
+    with running(create_app(factory, max_workers=64)) as url:
+        with RemoteVecEnv(url, 4, autoreset_mode=mode, **options) as env:
+            env.reset(seed=0)
+            if mode == "NextStep":
+                env.step([0, 5, 0, 0])
+            env.send([0, 5, 0, 0])
+            assert gate.reached.wait(30)
+            for _ in range(9):
+                assert env.recv(3)[4]["env_id"].tolist() == [0, 2, 3]
+                env.send([0, 0, 0], [0, 2, 3])
+            gate.open()
+            assert env.recv()[0].ravel().tolist() == ([0] * 4 if mode == "SameStep" else [1, 0, 1, 1])
 
 
 def test_actions_belong_to_their_ids():

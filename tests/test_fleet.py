@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import helpers_cli
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from helpers_faults import wait_until
 from helpers_oracle import Script, ScriptedEnv
+from helpers_wait import wait_until
 from typer.testing import CliRunner
 
 from openenv_gym import RemoteVecEnv
@@ -37,7 +38,7 @@ SCRIPTS = [
 ]
 ROWS = len(SCRIPTS)
 MODES = [mode.value for mode in AutoresetMode]
-LOST = "ignore:.*the session on .* is gone:UserWarning"
+LOST = "ignore:.*(the session on .* is gone|can't be used now):UserWarning"
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,14 @@ def attempt(ask):
         return None
 
 
+def both_run(fleet):
+    status = attempt(fleet.status)
+    return status is not None and status.healthy and len(status.servers) == 2
+
+
 def is_on_two_servers(fleet, envs):
-    return {link.url for link in envs.rollout.pool.links} == {f"ws{url[4:]}/ws" for url in fleet.urls}
+    urls = {url for link in envs.rollout.pool.links for url in link.url.split(", ")}
+    return urls == {f"ws{url[4:]}/ws" for url in fleet.urls}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -120,7 +127,9 @@ def kill_process(fleet, cluster, pid):
     os.kill(pid, signal.SIGKILL)
 
 
-def terminate_process(fleet, cluster, pid):
+def terminate_process_twice(fleet, cluster, pid):
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: fleet.status().servers[1].state == "draining", "the first signal's effect")
     os.kill(pid, signal.SIGTERM)
 
 
@@ -129,10 +138,10 @@ def kill_node(fleet, cluster, pid):
 
 
 @pytest.mark.filterwarnings(LOST)
-@pytest.mark.parametrize("kill", [kill_actor, kill_process, terminate_process, kill_node])
+@pytest.mark.parametrize("kill", [kill_actor, kill_process, terminate_process_twice, kill_node])
 def test_a_server_that_dies_costs_its_own_rows_only(fleet, ray_cluster, kill):
     """They are truncated with `connection_lost`, and go on where the fleet has started the server anew."""
-    wait_until(lambda: fleet.status().healthy, "a healthy fleet", 60)
+    wait_until(lambda: both_run(fleet), "a healthy fleet", 60)
     before = fleet.status().servers[1]
     theirs = local("NextStep")
     with fleet.make_vec(ROWS, message_timeout_s=90, reconnect_timeout_s=90) as ours:
@@ -148,14 +157,86 @@ def test_a_server_that_dies_costs_its_own_rows_only(fleet, ray_cluster, kill):
         result, expected = ours.step([3] * ROWS), theirs.step([3] * ROWS)
         assert not (result[2] | result[3])[lost].any()
         assert of_rows(result, kept) == of_rows(expected, kept)
-        for _ in range(10):
+
+        def stepped_and_back():
+            """Rows of a server that was draining when it died went to the other one first."""
             assert of_rows(ours.step([0] * ROWS), kept) == of_rows(theirs.step([0] * ROWS), kept)
-        after = fleet.status().servers[1]
-        assert after.epoch == before.epoch + 1
-        assert after.url != before.url
-        assert is_on_two_servers(fleet, ours)
+            # The directory may have been on the node that was killed, and learns of the servers anew.
+            servers = attempt(fleet.servers) or {}
+            if len(servers) < 2 or servers["server-1"].url == before.url:
+                return False
+            return is_on_two_servers(fleet, ours)
+
+        wait_until(stepped_and_back, "the lost rows to be on the server that was started anew", 60)
+    if kill is not kill_node:
+        assert fleet.status().servers[1].epoch == before.epoch + 1
     if kill is kill_node:
         ray_cluster.add_node(num_cpus=helpers_ray.CPUS)
+
+
+def test_a_server_that_gets_sigterm_lets_its_rows_go_first(fleet):
+    """They move at their next reset, nothing is lost, and they come back to the server that Ray starts anew."""
+    wait_until(lambda: both_run(fleet), "a healthy fleet", 60)
+    before = fleet.status().servers[1]
+    with fleet.make_vec(4) as envs:
+        envs.reset(seed=1)
+        assert stepped(envs) == [2, 2]
+        os.kill(before.pid, signal.SIGTERM)
+        wait_until(lambda: fleet.status().servers[1].state == "draining", "the server to drain")
+        assert fleet.urls == [server.url for server in fleet.status().servers if server.url != before.url]
+        wait_until(lambda: stepped(envs) == [4], "all envs on the other server", 60)
+        wait_until(lambda: not Path(f"/proc/{before.pid}").exists(), "the end of the server", 60)
+        wait_until(lambda: stepped(envs) == [2, 2], "even shares again", 60)
+        after = fleet.status().servers[1]
+        assert (after.epoch, after.state) == (before.epoch + 1, "running")
+
+
+@pytest.fixture
+def cartpole(ray_cluster):
+    """A fleet for a learner of Stable-Baselines3."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # networks this small only wait for the others
+    with RayFleet("CartPole-v1", servers=2, num_cpus=0.25, name="cartpole", start_timeout_s=100) as fleet:
+        yield fleet
+    torch.set_num_threads(before)
+
+
+def trained(env, steps, callback=None):
+    """What PPO learns with one seed."""
+    from stable_baselines3 import PPO
+
+    model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu")
+    model.learn(steps, callback)
+    env.close()
+    return [parameter.detach().numpy().tobytes() for parameter in model.policy.parameters()]
+
+
+@pytest.mark.filterwarnings(LOST)
+def test_training_with_stable_baselines_3(cartpole):
+    """Bit-identical to training in process; and when a server is killed it goes on."""
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from openenv_gym.sb3 import SB3VecEnv
+
+    class Killing(BaseCallback):
+        """Kills a server in the tenth step, and notes which rows were lost with it, and in which steps."""
+
+        lost: ClassVar[list[tuple[int, int]]] = []
+
+        def _on_step(self):
+            self.lost += [(self.n_calls, row) for row, i in enumerate(self.locals["infos"]) if "connection_lost" in i]
+            if self.n_calls == 10:
+                kill_process(cartpole, None, cartpole.status().servers[1].pid)
+            return True
+
+    remote = SB3VecEnv(cartpole.make_vec(4))
+    assert is_on_two_servers(cartpole, remote.env)
+    assert trained(remote, 300) == trained(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 4), 300)
+    options = {"message_timeout_s": 90, "reconnect_timeout_s": 90}
+    assert trained(SB3VecEnv(cartpole.make_vec(4, **options)), 300, Killing())
+    assert Killing.lost == [(11, 2), (11, 3)]
 
 
 def test_growing_and_shrinking_while_a_learner_runs(fleet):
@@ -179,7 +260,7 @@ def test_growing_and_shrinking_while_a_learner_runs(fleet):
 def stepped(envs):
     """Step, and count the envs on each server; none of them may be lost."""
     assert "connection_lost" not in envs.step([0] * envs.num_envs)[4]
-    homes = [home for link in envs.rollout.pool.links for home in link.homes]
+    homes = [home for link in envs.rollout.pool.links for home in link.legs.homes]
     return [homes.count(name) for name in sorted(set(homes))]
 
 
@@ -191,6 +272,18 @@ def test_a_server_that_was_draining_can_stay(fleet):
         fleet.scale(2)
         assert fleet.urls == before
         assert fleet.status().healthy
+
+
+@pytest.mark.filterwarnings(LOST)
+def test_a_server_that_dies_while_it_drains_does_not_come_back_for_good(fleet):
+    with fleet.make_vec(4) as envs:
+        envs.reset(seed=1)
+        pid = fleet.status().servers[1].pid
+        fleet.scale(1)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(fleet.status().servers) == 1, "the end of the server that isn't wanted", 60)
+    fleet.scale(2)
+    assert fleet.status().healthy
 
 
 def test_too_little_room_says_what_is_missing(ray_cluster):
@@ -223,6 +316,11 @@ def test_a_name_that_is_taken(fleet):
     with pytest.raises(FleetError, match="a fleet 'scripted' on this cluster already"):
         RayFleet("CartPole-v1", name="scripted")
     assert fleet.urls
+
+
+def test_folders_that_can_not_be_sent_any_more(ray_cluster, tmp_path):
+    with pytest.raises(FleetError, match=r"give working_dir to its ray.init\(runtime_env=…\)"):
+        RayFleet("only_sent:make", runtime_env={"working_dir": str(tmp_path)})
 
 
 @pytest.mark.parametrize("wanted, text", [({"servers": 0}, "at least 1 server"), ({"num_cpus": 0}, "above 0")])
@@ -276,6 +374,23 @@ def test_what_the_command_line_refuses(fleet, arguments, text):
     refused = run(*arguments)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert text in refused.stderr
+
+
+def test_a_fleet_outlives_the_process_that_started_it_and_imports_what_it_was_sent(ray_cluster, tmp_path):
+    """Nothing but Ray's `runtime_env` brings the module to the servers."""
+    (tmp_path / "only_sent.py").write_text(
+        "import gymnasium as gym\n\ndef make():\n    return gym.make('CartPole-v1')\n"
+    )
+    about = ["--name", "sent", "--address", ray_cluster.address]
+    more = ["--working-dir", tmp_path, "--num-cpus", 0.5, "--start-timeout-s", 90]
+    up = helpers_cli.run("fleet", "up", "only_sent:make", *about, *more)
+    try:
+        assert up.returncode == 0, up.stderr
+        with RayFleet.attach("sent").make_vec(2) as envs:
+            assert envs.reset(seed=1)[0].shape == (2, 4)
+    finally:
+        down = helpers_cli.run("fleet", "down", *about)
+    assert (down.returncode, down.stdout) == (0, "fleet sent has ended\n"), down.stderr
 
 
 def test_another_process_finds_the_fleet_with_rays_token_only(fleet, ray_cluster):

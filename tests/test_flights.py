@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from openenv_gym.errors import MessageTooLarge, RemoteProtocolError, SessionLost
-from openenv_gym.flights import Flights, SessionReplaced
+from openenv_gym.flights import Flights
 from openenv_gym.messages import (
     WINDOW,
     Array,
@@ -29,7 +29,7 @@ class Link:
 
     def __init__(self, slots):
         self.slots, self.url = slots, "ws://there"
-        self.counters = {"reconnects": 0, "sessions_lost": 0}
+        self.loss = None
         self.sent, self.abandoned = [], 0
 
     def start(self, request, deliver):
@@ -213,14 +213,12 @@ def test_steps_of_a_session_that_was_lost_unnoticed(noticed):
     pool.links[0].answer(Launched(0))
     if noticed == "by the answer":
         assert not pool.wait(1)
-    pool.links[0].counters["sessions_lost"] += 1  # and a reset, say, has opened a new one
+    pool.links[0].loss = LOST  # and a reset, say, has opened a new one
     if noticed == "at the next launch":
         pool.launch(0, 1)
     else:
         pool.links[0].answer(collected())
-    ((_, slots, error),) = pool.flights.take()
-    assert slots == [0]
-    assert isinstance(error, SessionReplaced)
+    assert pool.flights.take() == [(0, [0], LOST)]
 
 
 def test_what_was_given_up_never_lands():

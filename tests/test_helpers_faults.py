@@ -6,7 +6,8 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from helpers_faults import DEAF, UP, FaultProxy, wait_until
+from helpers_faults import DEAF, UP, FaultProxy
+from helpers_wait import wait_until
 
 
 @pytest.fixture

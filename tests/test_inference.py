@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, computed_field, create_model
 
+from openenv_gym.choices import Choices
 from openenv_gym.errors import SpaceError
-from openenv_gym.inference import Choices, Fields, infer
+from openenv_gym.inference import Fields, in_shape, infer
 from openenv_gym.spaces import Json
 
 INT64 = -(2**63), 2**63 - 2
@@ -33,7 +34,7 @@ class Tree(BaseModel):
 def infer_one(annotation, sample=UNSEEN, part="observation"):
     """What is inferred for a model whose only field has this annotation."""
     schema = create_model("Model", field=(annotation, ...)).model_json_schema()
-    seen = None if part == "action" else {} if sample is UNSEEN else {"field": sample}
+    seen = None if part == "action" or sample is UNSEEN else {"field": sample}
     return infer(schema, part, sample=seen)
 
 
@@ -88,7 +89,7 @@ def test_a_field(annotation, sample, space):
         (int | str, 1, "field: a union of 2 types"),
         (list[float], [[1], [1, 2]], "field: a ragged list"),
         (list[float], [], "field: the list was empty after a reset"),
-        (list[float], UNSEEN, "field: the list's length isn't in the schema, nor in the reset"),
+        (list[float], UNSEEN, "field: the list's length isn't in the schema"),
         (list[str], ["a"], "field: a list of something else than numbers"),
         (dict[str, float], {"a": 1.0}, "field: an object without named fields"),
         (Any, "text", "field: a field of any type"),
@@ -114,7 +115,61 @@ def test_a_part_of_an_object_is_named():
 
 def test_a_schema_that_contains_itself():
     with pytest.raises(SpaceError, match="nest too deep"):
-        infer(Tree.model_json_schema(), "observation", key="next", sample={})
+        infer(Tree.model_json_schema(), "observation", key="next", sample={"next": {}})
+
+
+class TestFieldsThatAreSentOtherwise:
+    """Pydantic may leave a field out, compute one, and write one under another name than its schema has."""
+
+    class Odd(BaseModel):
+        count: int = 0
+        hidden: int = Field(default=3, exclude=True)
+        alpha: float = Field(default=0.5, alias="first")
+        ready: bool = Field(default=True, alias="isReady")
+        names: list[str] = Field(default=["a"], alias="theNames")
+
+        @computed_field
+        @property
+        def cells(self) -> list[int]:
+            return [1, 2]
+
+    def infer(self, key=None):
+        return infer(self.Odd.model_json_schema(), "observation", key=key, sample=self.Odd().model_dump())
+
+    def test_one_that_is_never_sent_is_left_out(self):
+        class Plain(BaseModel):
+            count: int = 0
+            hidden: int = Field(default=3, exclude=True)
+
+        assert infer(Plain.model_json_schema(), "observation", sample=Plain().model_dump()).only == "count"
+
+    def test_others_in_the_place_of_those_of_the_schema(self):
+        match = r"^hidden: a reset doesn't send it, but \['alpha', 'ready', 'names', 'cells'\], which the .*; choose"
+        with pytest.raises(SpaceError, match=match):
+            self.infer()
+
+    @pytest.mark.parametrize(
+        "key, space",
+        [
+            ("count", Box(*INT64, (), np.int64)),
+            ("alpha", Box(-np.inf, np.inf, (), np.float64)),
+            ("ready", Discrete(2)),
+            ("cells", Box(-np.inf, np.inf, (2,), np.float64)),
+        ],
+    )
+    def test_are_chosen_by_the_name_that_is_sent(self, key, space):
+        assert self.infer(key).space == space
+
+    @pytest.mark.parametrize("key", ["hidden", "first", "theNames"])
+    def test_are_not_there_under_another_name(self, key):
+        with pytest.raises(
+            SpaceError, match=rf"no field '{key}', only \['count', 'alpha', 'ready', 'names', 'cells'\]"
+        ):
+            self.infer(key)
+
+    def test_may_have_no_space(self):
+        with pytest.raises(SpaceError, match="names: a list of something else than numbers has no space; choose"):
+            self.infer("names")
 
 
 class TestActions:
@@ -129,6 +184,23 @@ class TestActions:
         found = infer(model.model_json_schema(), "action")
         assert (found.space, found.only) == (Discrete(2), "to")
         assert found.labelled(1) == {"to": "green"}
+
+    @pytest.mark.parametrize("chosen", [-1, 3, 1.5, None, "blue", "3"])
+    def test_a_choice_that_isnt_there(self, chosen):
+        found = infer_one(Literal["red", "green", 7], part="action")
+        for read in (found.indexed, found.labelled):
+            with pytest.raises(SpaceError, match=r"is not one of 0 'red', 1 'green', 2 7$") as caught:
+                read(chosen)
+            assert caught.value.path == "field"
+
+    def test_of_many_choices_some_are_named(self):
+        with pytest.raises(SpaceError, match=r"7 7, …$"):
+            infer_one(Literal[tuple(range(9))], part="action").labelled(9)
+
+    def test_a_word_stands_for_its_index(self):
+        found = infer_one(Literal["red", "green", 7], part="action")
+        assert [found.indexed(chosen) for chosen in ("red", "green", np.int64(1), 2)] == [0, 1, 1, 2]
+        assert found.labelled("green") == {"field": "green"}
 
     def test_nothing_is_left(self):
         with pytest.raises(SpaceError, match="the action has no fields"):
@@ -219,6 +291,14 @@ class TestGivenSpaces:
         with pytest.raises(SpaceError, match="no field 'too'"):
             Choices(action_space=Discrete(2), action_key="too").action(self.schema)
 
+    def test_a_dict_with_an_unknown_field(self):
+        closed = create_model("Seen", __config__={"extra": "forbid"}, place=(int, ...), done=(bool, False))
+        wrong = Choices(observation_space=Dict({"plce": Discrete(9)}))
+        with pytest.raises(SpaceError, match=r"the observation has no field 'plce', only \['place'\]"):
+            wrong.observation(closed.model_json_schema(), None)
+        open_one = create_model("Seen", __config__={"extra": "allow"}, place=(int, ...))  # more may come
+        assert wrong.observation(open_one.model_json_schema(), None).space == wrong.observation_space
+
     def test_integers_stand_for_themselves(self):
         schema = create_model("Gear", gear=(Literal[3, 7], ...)).model_json_schema()
         assert Fields.given(Discrete(8), schema, "action").labelled(7) == {"gear": 7}
@@ -229,3 +309,25 @@ def test_inferred_spaces_can_be_sampled():
         space = infer_one(annotation, part="action").space
         sample = space.sample()
         assert space.contains(sample if isinstance(sample, str) else np.asarray(sample))
+
+
+@pytest.mark.parametrize(
+    "annotation, data, lone",
+    [
+        (int, 3, True),
+        (float, 0.5, True),
+        (int | float, 0.5, True),
+        (float | None, None, True),
+        (list[float], [0.5], False),
+    ],
+    ids=str,
+)
+def test_a_box_with_one_axis_stands_for_a_number(annotation, data, lone):
+    schema = create_model("Model", one=(annotation, ...), other=(str, ...)).model_json_schema()
+    box = Box(-9, 9, (1,))
+    for fields in (Fields.given(box, schema, "action", "one"), Fields.given(Dict(one=box), schema, "action")):
+        assert fields.lone == ({("one",)} if lone else set())
+        sent = fields.labelled([0.5] if fields.only else {"one": [0.5]})
+        assert sent == {"one": 0.5 if lone else [0.5]}
+    assert in_shape(Dict(one=box), {"one": data}) == {"one": [data] if lone else data}
+    assert Fields.given(Box(-9, 9, ()), schema, "action", "one").lone == set()

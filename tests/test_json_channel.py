@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 
 import pytest
-from helpers_faults import FIN, RST, FaultProxy, ScriptedServer, collect_unclosed, until
+from helpers_faults import FIN, RST, FaultProxy, ScriptedServer, collect_unclosed
+from helpers_wait import until
 
 from openenv_gym import json_channel, openenv_sessions
 from openenv_gym.dial import Target, websocket_url
@@ -334,7 +336,7 @@ def test_closing_is_bounded_and_tells_whoever_waits():
         with pytest.raises(SessionLost, match="closed by this side"):
             await question
         assert channel.sessions_lost == 0
-        await until(lambda: len(asyncio.all_tasks()) == 2)  # this one, and that which asks
+        await until(lambda: len(asyncio.all_tasks()) == 1)  # this one
 
     with ScriptedServer(script) as server:
         asyncio.run(run(server))
@@ -393,10 +395,10 @@ class Lasting:
         self.attached, self.destroyed, self.count, self.refusals = [], [], 0, []
 
         async def create(target):
-            return "s1"
+            return openenv_sessions.LastingSession("s1", ("127.0.0.1", 1))
 
         async def destroy(target, session, timeout_s):
-            self.destroyed.append(session)
+            self.destroyed.append(session.name)
 
         monkeypatch.setattr(openenv_sessions, "create", create)
         monkeypatch.setattr(openenv_sessions, "destroy", destroy)
@@ -462,8 +464,8 @@ def test_a_new_connection_may_break_at_once(lasting, monkeypatch, when):
                 self._end(ConnectionLost("ws://there", "no close frame"))
 
     async def test(channel, proxy):
-        async def insisted(*arguments):
-            await insist(*arguments)
+        async def insisted(*arguments, **options):
+            await insist(*arguments, **options)
             if when == "before it is used" and next(cuts):
                 proxy.cut()
                 await until(lambda: channel._connection is None)
@@ -480,8 +482,8 @@ def test_a_new_connection_may_break_at_once(lasting, monkeypatch, when):
 
 def test_a_session_may_end_while_it_is_attached_to_again(lasting, monkeypatch):
     async def test(channel, proxy):
-        async def insisted(*arguments):
-            await insist(*arguments)
+        async def insisted(*arguments, **options):
+            await insist(*arguments, **options)
             channel.retire(ConnectionLost("ws://there", "a message was too large"))
 
         monkeypatch.setattr(json_channel, "insist", insisted)
@@ -529,3 +531,27 @@ def test_a_lasting_session_is_closed_when_a_reply_is_late(lasting):
         await until(lambda: lasting.destroyed == ["s1"])
 
     with_lasting(lasting, test)
+
+
+@pytest.mark.parametrize(
+    "errors, text",
+    [
+        (
+            [
+                {"type": "extra_forbidden", "loc": ["too"], "msg": "Extra inputs are not permitted", "input": 1},
+                {"type": "missing", "loc": ["to"], "msg": "Field required", "url": "https://errors.pydantic.dev"},
+            ],
+            "no: there is no field 'too'; the field 'to' is missing",
+        ),
+        ([{"type": "int_type", "loc": ["arm", 0], "msg": "Input should be a valid integer"}], "no: arm.0: Input"),
+        ([{"type": "missing", "loc": [str(n)]} for n in range(9)], r"'7' is missing; …$"),
+        ("whatever", "no: whatever"),
+        ([1, {}], r"no: \[1, {}\]"),
+    ],
+    ids=["names", "nested", "many", "text", "other"],
+)
+def test_what_is_wrong_with_an_action_is_told_in_words(errors, text):
+    error = json_channel.reported(Target("ws://a/ws"), {"code": "VALIDATION_ERROR", "message": "no", "errors": errors})
+    assert isinstance(error, RemoteEnvError)
+    assert re.match(text, error.message) if text.startswith("no") else re.search(text, error.message)
+    assert "pydantic.dev" not in str(error)

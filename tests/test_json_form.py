@@ -1,12 +1,11 @@
 """openenv_gym.json_form: OpenEnv's objects with named fields, as values of spaces and back."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete
 from helpers_spaces import identical
 
+from openenv_gym.action_masks import ActionMask
 from openenv_gym.errors import SpaceError
 from openenv_gym.inference import Fields
 from openenv_gym.json_form import JsonForm, Transition
@@ -86,11 +85,6 @@ class TestTrimmed:
             {**self.REPLY, "done": True, "metadata": {"TimeLimit.truncated": True}}
         )
         assert (cut.terminated, cut.truncated, cut.info) == (False, True, {})
-
-    def test_a_mask_that_was_asked_for_stays(self):
-        made = dataclasses.replace(self.trimmed(exclude=["camera"], info_keys=[]), mask_key="legal")
-        fields = {**self.REPLY["observation"], "legal": [1]}
-        assert list(made.transition({"observation": fields}).info) == ["action_mask"]
 
     def test_names_what_is_not_there(self):
         with pytest.raises(SpaceError, match=r"^'nose' names nothing here; the paths are 'arm', 'arm.a'"):
@@ -198,6 +192,9 @@ class TestTransition:
     def test_has_a_float_for_a_reward(self, reward, value):
         assert identical(read(reward=reward).reward, value)
 
+    def test_has_nan_for_the_reward_of_a_gymnasium_env_that_json_could_not_say(self):
+        assert np.isnan(form(gymnasium=True).transition(reply(reward=None)).reward)
+
     @pytest.mark.parametrize(
         "data, text",
         [
@@ -274,50 +271,17 @@ class TestImages:
 
 
 class TestActionMask:
-    def mask(self, listed, space=None, labels=()):
-        fields = Fields(space or Discrete(3), "move", {("move",): labels} if labels else {})
-        made = JsonForm(Fields(COUNT, "at"), fields, mask_key="legal")
-        return made.transition(reply({"at": 1, "legal": listed})).info["action_mask"]
+    MADE = JsonForm(Fields(COUNT, "at"), Fields(Discrete(2), "move"), mask=ActionMask("legal", Discrete(2)))
 
-    @pytest.mark.parametrize(
-        "listed, mask",
-        [
-            ([0, 2], [1, 0, 1]),
-            ([], [0, 0, 0]),
-            ([2, 1, 0], [1, 1, 1]),  # three actions, not three flags
-            ([1, 0, 1], [1, 0, 1]),  # an action can't be allowed twice: flags
-            ([0, 0, 0], [0, 0, 0]),
-            ([1, 1], [0, 1, 0]),
-            ([True, False, True], [1, 0, 1]),
-        ],
-        ids=str,
-    )
-    def test_is_an_info(self, listed, mask):
-        assert identical(self.mask(listed), np.array(mask, np.int8))
-
-    def test_lists_both_of_two_actions(self):
-        assert self.mask([0, 1], Discrete(2)).tolist() == self.mask([1, 0], Discrete(2)).tolist() == [1, 1]
-
-    def test_knows_labels_and_starts(self):
-        assert self.mask(["up"], labels=("down", "up", "left")).tolist() == [0, 1, 0]
-        assert self.mask([5, 7], Discrete(3, start=5)).tolist() == [1, 0, 1]
-
-    def test_keeps_the_other_metadata(self):
-        made = JsonForm(Fields(COUNT, "at"), Fields(Discrete(2), "move"), mask_key="legal")
+    def test_is_an_info_beside_the_metadata(self):
         data = reply({"at": 1, "legal": [1]}, metadata={"a": 1})
-        assert sorted(made.transition(data).info) == ["a", "action_mask"]
+        assert identical(self.MADE.transition(data).info, {"a": 1, "action_mask": np.array([0, 1], np.int8)})
         assert data["metadata"] == {"a": 1}
 
-    @pytest.mark.parametrize(
-        "listed", [None, 3, "ab", {}, [3], [-1], [0.5], ["up"], [[1]], [None], [{}], [True], [True] * 4]
-    )
-    def test_of_something_else_is_refused(self, listed):
-        with pytest.raises(SpaceError, match=r"^legal: "):
-            self.mask(listed)
-
-    def test_needs_a_discrete(self):
-        with pytest.raises(SpaceError, match=r"^legal: mask_key needs a Discrete action space, not MultiDiscrete"):
-            self.mask([1], MultiDiscrete([2, 2]))
+    def test_stays_whatever_infos_are_wanted(self):
+        made = self.MADE.trimmed(Hello(version=PROTOCOL_VERSION, num_envs=1, info_keys=[]))
+        info = made.transition(reply({"at": 1, "legal": [1]}, metadata={"a": 1})).info
+        assert list(info) == ["action_mask"]
 
 
 class TestSameStep:

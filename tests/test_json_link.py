@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from helpers_faults import FaultProxy, ScriptedServer, until
+from helpers_faults import FaultProxy, ScriptedServer
+from helpers_wait import until
 
 from openenv_gym import openenv_sessions
 from openenv_gym.actions import to_batch
@@ -15,7 +16,7 @@ from openenv_gym.dial import Target, websocket_url
 from openenv_gym.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from openenv_gym.json_form import JsonForm
 from openenv_gym.json_link import LOST_REPLY, JsonLink
-from openenv_gym.messages import Get, Observed, Reset, Returned, State, Step
+from openenv_gym.messages import Call, Get, Observed, Reset, Returned, Set, State, Step
 
 SCHEMA = {"observation": {"properties": {"n": {}}}, "action": {"properties": {"push": {}}}}
 RESET = Reset(0, None, None, None)
@@ -101,7 +102,7 @@ def with_link(test, lasting=False, monkeypatch=None, **options):
 @pytest.fixture
 def with_lasting_link(monkeypatch):
     async def create(target):
-        return "s1"
+        return openenv_sessions.LastingSession("s1", ("127.0.0.1", 1))
 
     async def destroy(target, session, timeout_s):
         pass
@@ -153,9 +154,19 @@ def test_reset_step_and_state():
 
 def test_what_openenv_has_no_message_for_is_refused():
     async def test(link, _):
-        error = await ask(link, Get(0, None, "level"))
-        assert isinstance(error, RemoteProtocolError)
-        assert "no get message" in str(error)
+        for request, name in ((Call(0, None, "level", [], {}), "call"), (Set(0, None, "level", [1], True), "set")):
+            error = await ask(link, request)
+            assert isinstance(error, RemoteProtocolError)
+            assert f"no {name} message" in str(error)
+
+    with_link(test)
+
+
+def test_attributes_are_missing_there():
+    async def test(link, _):
+        (failure,) = (await ask(link, Get(0, None, "level"))).failures
+        assert (failure.slot, failure.type) == (0, "AttributeError")
+        assert "no get message" in failure.message
 
     with_link(test)
 

@@ -25,7 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openenv_gym.errors import SpaceError
-from openenv_gym.json_values import from_json, json_schema, to_json
+from openenv_gym.json_values import from_json, to_json
+from openenv_gym.server.space_schemas import json_schema
 
 INF, NAN = np.inf, np.nan
 UNIT = Box(0, 1, (2,))

@@ -1,15 +1,19 @@
 """`FrameConnection` against a real WebSocket server."""
 
 import asyncio
+import re
 import socket
 import struct
 
 import pytest
+from helpers_wait import until
 from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed
+from websockets.utils import accept_key
 
 from openenv_gym.dial import Target, dial
 from openenv_gym.link import FrameConnection
+from openenv_gym.messages import Received
 
 DEADLINE_S = 20
 
@@ -64,7 +68,7 @@ def test_messages_in_both_directions():
             await server.send(message)
         await settle(connection)
         assert listener.told == [b"\x01\xfe", "ü".encode(), b""]
-        assert {type(message) for message in listener.told} == {bytes}
+        assert all(isinstance(message, Received) for message in listener.told)
 
     with_connection(test)
 
@@ -76,8 +80,9 @@ def test_messages_in_both_directions():
         (["a", "é", "c"], "aéc".encode()),
         ([b"", b"x"], b"x"),
         ([b"a" * 70_000, b"b" * 70_000], b"a" * 70_000 + b"b" * 70_000),
+        ([b"a"] * 100_000, b"a" * 100_000),
     ],
-    ids=["binary", "text", "empty", "large"],
+    ids=["binary", "text", "empty", "large", "many"],
 )
 def test_fragments_are_joined(fragments, message):
     async def test(connection, server):
@@ -304,3 +309,77 @@ def test_hang_up_lets_go_of_the_socket(deaf):
         await connection.hang_up(1)
 
     with_connection(test)
+
+
+# ------------------------------------------------------------------------------------------------ hostile
+
+
+def with_raw_server(test, **options):
+    """The same with a server's bare streams, after the handshake: what it sends and reads is up to the test."""
+
+    async def run():
+        arrived = asyncio.get_running_loop().create_future()
+
+        async def handler(reader, writer):
+            key = re.search(r"Sec-WebSocket-Key: (.*)\r\n", (await reader.readuntil(b"\r\n\r\n")).decode())[1]
+            lines = ["HTTP/1.1 101 -", "Upgrade: websocket", "Connection: Upgrade"]
+            lines += [f"Sec-WebSocket-Accept: {accept_key(key)}", "", ""]
+            writer.write("\r\n".join(lines).encode())
+            arrived.set_result((reader, writer))
+
+        async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            connection = await dial(Target(f"ws://127.0.0.1:{port}/ws", **options), connection=FrameConnection)
+            reader, writer = await arrived
+            await test(connection, reader, writer)
+            writer.transport.abort()
+            await connection.hang_up(1)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def frame(opcode, data):
+    """A server's frame."""
+    assert len(data) < 2**16
+    size = bytes([len(data)]) if len(data) < 126 else b"\x7e" + len(data).to_bytes(2, "big")
+    return bytes([0x80 | opcode]) + size + data
+
+
+async def next_frame(reader):
+    """A client's frame: its opcode, and its data, which is short."""
+    first, size, *mask = await reader.readexactly(6)
+    data = await reader.readexactly(size & 127)
+    return first & 15, bytes(byte ^ mask[i % 4] for i, byte in enumerate(data))
+
+
+def test_a_server_that_reads_no_pongs_gets_no_more_of_them():
+    async def test(connection, reader, writer):
+        listener = Listener(connection)
+        writer.transport.pause_reading()
+        for _ in range(160):  # 20 MB
+            writer.write(frame(9, b"x" * 125) * 1000)
+            await writer.drain()
+        writer.write(frame(2, b"end"))
+        await until(lambda: listener.told == [b"end"], "the end of the pings")
+        assert connection.transport.get_write_buffer_size() < 2**20
+        connection.write(b"a request")  # nothing but pongs is dropped
+        writer.transport.resume_reading()
+        while await next_frame(reader) != (2, b"a request"):
+            pass
+        writer.write(frame(9, b"again"))
+        assert await next_frame(reader) == (10, b"again")
+
+    with_raw_server(test)
+
+
+@pytest.mark.parametrize("count, size, limit", [(8192, 1000, 2**24), (140, 60_000, 100_000)], ids=["many", "large"])
+def test_messages_that_nobody_asked_for_stay_with_the_server(count, size, limit):
+    async def test(connection, reader, writer):
+        writer.write(frame(2, b"m" * size) * count)  # 8 MB
+        await until(lambda: not connection.transport.is_reading(), "a pause")
+        assert sum(map(len, connection._early)) < 400_000  # 256 KiB are read at once
+        listener = Listener(connection)
+        await until(lambda: len(listener.told) == count, "all of them")
+        assert all(message == b"m" * size for message in listener.told)
+
+    with_raw_server(test, max_message_bytes=limit)

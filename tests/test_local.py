@@ -10,8 +10,8 @@ import urllib.request
 import gymnasium as gym
 import psutil
 import pytest
-from helpers_faults import wait_until
 from helpers_tally import Tally
+from helpers_wait import wait_until
 
 from openenv_gym import EnvClient, LocalServer, RemoteVecEnv, local
 from openenv_gym.errors import FactoryError, OptionError, ReplyTimeout, Unauthorized
@@ -33,6 +33,12 @@ def server(request):
         yield server
 
 
+def test_a_token_of_ones_own():
+    with LocalServer(Tally, token="of-ones-own") as server:
+        assert server.token == "of-ones-own"
+        assert (status(server), status(server, "of-ones-own")) == (401, 200)
+
+
 def test_it_serves_who_has_the_token(server):
     assert server.alive
     assert server.url.startswith("http://127.0.0.1:")
@@ -45,6 +51,13 @@ def test_it_serves_who_has_the_token(server):
     with pytest.raises(Unauthorized):
         RemoteVecEnv(server.url, 3)
     assert server.token not in repr(server)
+
+
+@pytest.mark.parametrize("env", ["helpers_tally:Tally", Tally], ids=["child", "thread"])
+def test_to_refuse_somebody_is_no_error(env, capfd):
+    with LocalServer(env) as server, pytest.raises(Unauthorized):
+        RemoteVecEnv(server.url, 3)
+    assert capfd.readouterr().err == ""
 
 
 def test_it_is_gone_when_it_is_closed(server):
@@ -183,5 +196,5 @@ def test_an_interrupted_start_leaves_nothing(monkeypatch):
 
 def test_the_servers_packages_are_asked_for(monkeypatch):
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'openenv-gym\[server\]'"):
+    with pytest.raises(ImportError, match=r"packages: install openenv-gym\[server\]; "):
         LocalServer("CartPole-v1")

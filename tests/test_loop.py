@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from openenv_gym.loop import LoopThread, _new_loop, client_loop
+from openenv_gym.loop import LoopThread, _new_loop, client_loop, settle
 
 DEADLINE_S = 30
 
@@ -77,6 +77,36 @@ def test_an_interrupt_cancels_the_coroutine(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         client_loop().run(endless())
     assert endless.cancelled.wait(DEADLINE_S)
+
+
+def test_what_was_cancelled_is_waited_for_until_it_has_cleared_up():
+    steps, last = [], asyncio.Event()
+
+    async def tidy():
+        try:
+            await last.wait()
+        except asyncio.CancelledError:
+            steps.append("cancelled")
+            await last.wait()
+            steps.append("clear")
+
+    with pytest.raises(TimeoutError):
+        client_loop().run(tidy(), 0.2)
+    settle(0.1)
+    assert steps == ["cancelled"]
+    client_loop().call_soon(last.set)
+    settle(DEADLINE_S)
+    assert steps == ["cancelled", "clear"]
+
+
+def test_a_process_without_a_loop_has_nothing_to_wait_for():
+    script = """
+import threading
+from openenv_gym.loop import settle
+settle(20)
+print(threading.active_count())
+"""
+    assert python(script) == ["1"]
 
 
 def test_it_works_inside_a_running_loop():

@@ -68,6 +68,12 @@ EXAMPLES = [
         process=3,
         autoreset_mode="SameStep",
         typed=True,
+        observation_space={"type": "Discrete", "n": 3},
+        action_space={"type": "Json"},
+        obs_key="board",
+        action_key="column",
+        varied=True,
+        mask_key="legal",
     ),
     Welcome(
         version=1,
@@ -82,11 +88,16 @@ EXAMPLES = [
         max_message_bytes=2**20,
         processes=2,
         autoreset_mode="NextStep",
+        chosen=True,
+        generators=[None, b"state"],
+        observation_spaces=[{"type": "Discrete", "n": 3}],
+        mask_key="legal",
     ),
     Resume(version=1, session="5e55", secret="5ec7e7", received=7),
     Resumed(received=9),
     Reset(1, None, None, None),
     Reset(1, [0, 3], [7, None], [None, {"size": 4}]),
+    Reset(1, None, None, [{"size": 4}], True),
     Step(2, None, BATCH, None),
     Step(2, [1], [], "SameStep"),
     Step(2, None, [], None, True),
@@ -94,6 +105,7 @@ EXAMPLES = [
     Get(4, [0], "gravity"),
     Set(5, None, "gravity", [9.81], False),
     Render(6, None),
+    Render(6, [1], png=True),
     State(7, [2, 1]),
     Close(8),
     Launch(9, [1], BATCH, "Disabled"),
@@ -122,24 +134,25 @@ WIRE = {
         10,
         (
             "version num_envs include exclude obs_dtype info_keys render_mode max_episode_steps max_message_bytes "
-            "process autoreset_mode typed"
+            "process autoreset_mode typed observation_space action_space obs_key action_key varied "
+            "mask_key"
         ),
     ),
     Welcome: (
         11,
         (
             "version server env session secret observation_space action_space metadata grace_s max_message_bytes "
-            "processes autoreset_mode"
+            "processes autoreset_mode chosen generators observation_spaces mask_key"
         ),
     ),
     Resume: (12, "version session secret received"),
     Resumed: (13, "received"),
-    Reset: (20, "id slots seeds options"),
+    Reset: (20, "id slots seeds options sticky"),
     Step: (21, "id slots actions autoreset timed"),
     Call: (22, "id slots name args kwargs"),
     Get: (23, "id slots name"),
     Set: (24, "id slots name values force"),
-    Render: (25, "id slots"),
+    Render: (25, "id slots png"),
     State: (26, "id slots"),
     Close: (27, "id"),
     Launch: (28, "id slots actions autoreset"),

@@ -2,18 +2,24 @@
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
+import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from helpers_envs import Count, Factory, Gate
 from helpers_oracle import Fleet, Script
+from helpers_server import running
+from helpers_wait import LIMIT_S, wait_until
 
 from openenv_gym import LocalServer, RemoteVecEnv
 from openenv_gym.codec import PackError
+from openenv_gym.server import create_app
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 ZEROS = [0, 0, 0]
@@ -115,8 +121,40 @@ def test_finished_envs_without_autoreset(over):
         env.step(ZEROS)
     assert isinstance(caught.value, ResetNeeded)
     assert {len(heard) for heard in fleet.heard()} == {4}  # one reset and three steps
-    env.reset(options={"reset_mask": np.ones(3, bool)})
+    env.reset(options={"reset_mask": np.array([True, False, True])})
+    with pytest.raises(AssertionError, match=r"the episodes of env\(s\) \[1\] are over"):
+        env.step(ZEROS)
+    assert [len(heard) for heard in fleet.heard()] == [5, 4, 5]
+    env.reset(options={"reset_mask": np.array([False, True, False])})
     env.step(ZEROS)
+
+
+def test_arguments_are_checked_in_gymnasiums_order(over):
+    """The number of seeds, then whether something is pending, then the mask."""
+    env, _ = over()
+    env.reset(seed=0)
+    env.step_async(ZEROS)
+    with pytest.raises(ValueError, match="the length must match num_envs=3 but got length=2"):
+        env.reset_async(seed=[1, 2], options={"reset_mask": [True]})
+    with pytest.raises(AlreadyPendingCallError):
+        env.reset_async(options={"reset_mask": [True]})
+    with pytest.raises(AlreadyPendingCallError):
+        env.step_async([0])
+    env.step_wait()
+    env.close()
+    with pytest.raises(ClosedEnvironmentError):
+        env.reset_async(seed=[1, 2])
+
+
+@pytest.mark.parametrize("name", ["reset", "step", "close", "_setattr", "_check_spaces"])
+def test_what_is_not_to_be_called_so(over, name):
+    env, fleet = over()
+    text = f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+    for call in (env.call, env.call_async):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            call(name)
+    env.reset(seed=0)
+    assert {len(heard) for heard in fleet.heard()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -144,8 +182,6 @@ def test_bad_arguments_leave_all_as_it_was(over):
         env.reset(seed=[1, 2])
     with pytest.raises(TypeError, match="must be a numpy array"):
         env.reset(options={"reset_mask": [True] * 3})
-    with pytest.raises(ValueError, match="Trying to call function `step` with `call`, use `step` directly instead"):
-        env.call("step", 1)
     with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
         env.set_attr("t", [1, 2])
     with pytest.raises(PackError):
@@ -155,17 +191,35 @@ def test_bad_arguments_leave_all_as_it_was(over):
     env.step(ZEROS)
 
 
-def test_time_runs_out(over):
-    env, _ = over()
-    env.reset(seed=0)
-    env.step_async(ZEROS)
-    with pytest.raises(multiprocessing.TimeoutError) as caught:
-        env.step_wait(timeout=0.0)
-    assert isinstance(caught.value, TimeoutError)
-    with pytest.raises(ResetNeeded):
-        env.step(ZEROS)
-    assert np.array_equal(env.reset(seed=0)[0], env.reset(seed=0)[0])
-    env.step(ZEROS)
+@pytest.mark.parametrize("connections", [1, 2])
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_time_runs_out(name, connections):
+    gate = Gate()
+    on = {"reset": lambda env: gate() if env.level == 2 else None}
+    factory = Factory(Count, {"habits": {1: gate}, "on": on})
+    with (
+        running(create_app(factory, allow_set={"level"}, allow_call={"wait"}, max_workers=2)) as url,
+        RemoteVecEnv(url, 2, connections=connections) as env,
+    ):
+        for made in factory.envs:
+            made.wait = gate
+        env.reset(seed=0)
+        env.step([0, 0])
+        env.set_attr("level", [1, 2])
+        env.reset_async() if name == "reset" else env.step_async([0, 1]) if name == "step" else env.call_async("wait")
+        with pytest.raises(multiprocessing.TimeoutError, match=f"`{name}` for env .* within 0.1 second") as caught:
+            getattr(env, f"{name}_wait")(timeout=0.1)
+        assert isinstance(caught.value, TimeoutError)
+        with pytest.raises(NoAsyncCallError):
+            getattr(env, f"{name}_wait")()
+        gate.open()
+        if name == "call":  # which changes nothing of an episode
+            assert env.step([0, 0])[0].tolist() == [[2], [2]]
+        else:
+            with pytest.raises(ResetNeeded):
+                env.step([0, 0])
+        assert env.reset(seed=0)[0].tolist() == [[0], [0]]
+        assert env.step([0, 0])[0].tolist() == [[1], [1]]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"timeout": 1}, {"terminate": True}, {"unknown": 3}], ids=str)
@@ -181,6 +235,26 @@ def test_closing_while_pending(over, name, arguments):
     env.close()
     with pytest.raises(ClosedEnvironmentError):
         env.step_wait()
+
+
+@pytest.mark.parametrize("options", [{}, {"connections": 2}, {"dialect": "openenv"}], ids=str)
+@pytest.mark.parametrize("way", ["waits", "timeout", "terminate"])
+@pytest.mark.parametrize("sends", [False, True], ids=["step_async", "send"])
+def test_closing_waits_for_steps_within_its_limit(options, way, sends):
+    gate = Gate()
+    app = create_app(Factory(Count, {"habits": {1: gate}}), max_workers=2)
+    with running(app) as url, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Calling `close` while waiting")
+        env = RemoteVecEnv(url, 2, close_timeout_s=3600, **options)
+        env.reset()
+        (env.send if sends else env.step_async)([1, 1])
+        assert gate.reached.wait(LIMIT_S)
+        if way == "waits":
+            threading.Timer(0.1, gate.open).start()
+        env.close(**{"waits": {}, "timeout": {"timeout": 0.1}, "terminate": {"terminate": True}}[way])
+        assert gate.passed.is_set() == (way == "waits")
+        gate.open()
+        wait_until(lambda: app.state.registry.capacity.active == 0)
 
 
 def test_closing_when_the_server_is_gone():
@@ -248,3 +322,13 @@ def test_every_end_is_quiet(name):
     assert status == 1 or done.stderr == ""
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
+
+
+@pytest.mark.parametrize("dialect", [None, "openenv"])
+def test_a_factory_that_returns_the_same_env_twice_is_told(dialect):
+    env = Fleet([Script(BOX)])()
+    with pytest.raises(RuntimeError, match="the factory returned the same env twice; it must make a new one") as caught:
+        RemoteVecEnv.local(lambda: env, num_envs=2, dialect=dialect)
+    assert dialect or isinstance(caught.value, ValueError)
+    with RemoteVecEnv.local(lambda: env, dialect=dialect) as alone:
+        alone.reset()

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
+from urllib.parse import urlsplit
 
 import pytest
 from helpers_faults import FaultProxy
@@ -67,7 +69,7 @@ def test_a_session_is_made_attached_to_and_closed(openenv):
         session = await openenv_sessions.create(here)
         assert len(openenv.Count.live) == 1
         for _ in range(2):
-            channel = JsonChannel(openenv_sessions.attached(here, session))
+            channel = JsonChannel(openenv_sessions.attached(here, session.name))
             await channel.open()
             await channel.ask({"type": "reset", "data": {}})
             await channel.close()
@@ -130,9 +132,15 @@ def test_a_server_that_does_not_answer_is_not_waited_for():
 
 
 def test_the_call_goes_beside_the_websocket_with_the_token():
-    (_, asked) = ask(openenv_sessions.destroy, "{}", "s1", 5.0, token="secret")
+    async def destroy(target):
+        session = openenv_sessions.LastingSession("s1", ("127.0.0.1", urlsplit(target.url).port))
+        nowhere = dataclasses.replace(target, url="ws://no.such.host.invalid/base/ws")  # it is known already
+        await openenv_sessions.destroy(nowhere, session, 5.0)
+
+    (_, asked) = ask(destroy, "{}", token="secret")
     ((head, body),) = asked
     assert head.startswith("POST /base/mcp HTTP/1.0\r\n")
+    assert "Host: no.such.host.invalid\r\n" in head
     assert "Authorization: Bearer secret\r\n" in head
     assert body == b'{"jsonrpc":"2.0","id":1,"method":"openenv/session/close","params":{"session_id":"s1"}}'
 

@@ -6,14 +6,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
-from helpers_faults import FaultProxy, ScriptedServer, wait_until
+from helpers_faults import FaultProxy, ScriptedServer
 from helpers_server import running
 from helpers_spaces import identical
 from helpers_tally import Tally
+from helpers_wait import wait_until
 from pydantic import Field
 
 from openenv_gym import RemoteVecEnv
-from openenv_gym.errors import CapacityError, ConnectFailed, FactoryError, RemoteEnvError, SpaceError
+from openenv_gym.errors import BatchError, CapacityError, ConnectFailed, FactoryError, RemoteEnvError, SpaceError
 from openenv_gym.server import create_app
 
 
@@ -51,16 +52,22 @@ def test_envs_are_spread_evenly(num_envs, connections, servers, expected):
         assert app.state.registry.capacity.active == 0
 
 
-@pytest.mark.parametrize("connections", [1, 3])
-def test_more_envs_than_there_is_room_for(connections):
+@pytest.mark.parametrize(
+    "options, requested",
+    [({"connections": 1}, 6), ({"connections": 3}, 2), ({"dialect": "openenv"}, 6)],
+    ids=["one", "three", "openenv"],
+)
+def test_more_envs_than_there_is_room_for(options, requested):
     app = create_app(Tally, max_envs=4)
     with running(app) as url:
         with pytest.raises(CapacityError) as full:
-            RemoteVecEnv(url, 6, connections=connections)
+            RemoteVecEnv(url, 6, **options)
         assert full.value.maximum == 4
-        assert full.value.requested == 6 // connections
+        assert full.value.requested == requested
+        assert full.value.active == (0 if requested == 6 and "connections" in options else 4)
+        assert "raise --max-envs" in str(full.value)
         wait_until(lambda: app.state.registry.capacity.active == 0)
-        with RemoteVecEnv(url, 4, connections=connections) as env:
+        with RemoteVecEnv(url, 4, **options) as env:
             env.reset(seed=1)
 
 
@@ -78,7 +85,7 @@ def test_room_is_waited_for_without_holding_any():
         (second,) = seconds
         assert second.reset(seed=1)[0].shape == (3, 5)
         with pytest.raises(CapacityError):
-            RemoteVecEnv(url, 3, wait_for_room=True, connect_timeout_s=0.2)
+            RemoteVecEnv(url, 3, wait_for_room=True, connect_timeout_s=1.0)
         second.close()
 
 
@@ -104,26 +111,33 @@ def test_sessions_that_are_just_being_built_are_given_back_too():
         wait_until(lambda: app.state.registry.capacity.active == 0)
 
 
-def test_more_envs_than_an_openenv_server_has_room_for(openenv):
+@pytest.fixture(params=[True, False], ids=["lasting", "plain"])
+def lasting(request, monkeypatch):
+    """Whether an OpenEnv server has sessions that outlive a connection, as since 0.10."""
+
+    async def no(target):
+        return False
+
+    if not request.param:
+        monkeypatch.setattr("openenv_gym.openenv_sessions.can_create", no)
+
+
+def test_more_envs_than_an_openenv_server_has_room_for(openenv, lasting):
     with openenv.stock_server(max_envs=2) as url:
         with pytest.raises(CapacityError) as full:
             RemoteVecEnv(url, 4, **openenv.COUNT_SPACES)
-        assert (full.value.active, full.value.maximum) == (2, 2)
+        assert (full.value.active, full.value.maximum, full.value.requested) == (2, 2, 4)
+        assert "admits 2 env(s) at a time, and 4 were asked for" in str(full.value)
         wait_until(lambda: not openenv.Count.live)
         with RemoteVecEnv(url, 2, **openenv.COUNT_SPACES) as env:
             env.reset()
             assert len(openenv.Count.live) == 2
+            with pytest.raises(CapacityError, match=r"2 of 2 are in use.* keeps sessions of killed clients"):
+                RemoteVecEnv(url, 1, **openenv.COUNT_SPACES)
         assert not openenv.Count.live
 
 
-@pytest.mark.parametrize("lasting", [True, False])
-def test_an_openenv_server_for_one_session_is_enough_for_one_env(openenv, lasting, monkeypatch):
-    if not lasting:
-
-        async def no(target):
-            return False
-
-        monkeypatch.setattr("openenv_gym.openenv_sessions.can_create", no)
+def test_an_openenv_server_for_one_session_is_enough_for_one_env(openenv, lasting):
     with openenv.stock_server(max_envs=1) as url:
         for _ in range(2):
             with RemoteVecEnv(url, 1, **openenv.COUNT_SPACES) as env:
@@ -139,7 +153,7 @@ TRIMMINGS = [
 
 
 class Machine(gym.Env):
-    """Its arm moves, and has a number that float16 doesn't have."""
+    """Its arm moves, and it has a number that float16 lacks. JSON brings the integer as Python's, as it is here."""
 
     observation_space = Dict(
         {
@@ -159,7 +173,7 @@ class Machine(gym.Env):
 
     def _looks(self):
         draw = self.np_random
-        arm = {"a": draw.random(2, np.float32), "b": draw.integers(5)}
+        arm = {"a": draw.random(2, np.float32), "b": int(draw.integers(5))}
         return {"arm": arm, "camera": draw.integers(0, 256, (2, 3), np.uint8), "wide": np.array([1e5])}
 
 
@@ -299,3 +313,20 @@ def test_an_answer_that_is_nonsense_closes_the_connection():
     with ScriptedServer(babble, "openenv-gym.v1") as server, pytest.raises(RuntimeError):
         RemoteVecEnv(server.url, 1, connect_timeout_s=5)
     assert ended.wait(10)
+
+
+def test_a_misspelt_field_is_told_once_and_before_any_reset(openenv):
+    wrong = {**openenv.COUNT_SPACES, "observation_space": Dict({"cuont": Discrete(9)})}
+    with openenv.stock_server() as url:
+        with pytest.raises(SpaceError, match=r"the observation has no field 'cuont', only \['count', 'mark'\]"):
+            RemoteVecEnv(url, 3, **wrong)
+        assert not openenv.Count.log  # nothing was asked of an env
+
+
+def test_a_misspelt_field_of_an_action_is_told_once_for_all_envs(openenv):
+    spaces = {**openenv.COUNT_SPACES, "encode_action": lambda _: {"slep": 1.0}}
+    with openenv.stock_server() as url, RemoteVecEnv(url, 3, **spaces) as env:
+        env.reset()
+        with pytest.raises(BatchError, match=r"3 envs failed: env 0-2 reported .*there is no field 'slep'") as caught:
+            env.step({"sleep": np.zeros(3)})
+        assert "http" not in str(caught.value)

@@ -6,16 +6,18 @@ import ssl
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from openenv_gym import RemoteVecEnv
 from openenv_gym.dial import Target
 from openenv_gym.discovery import Reading
 from openenv_gym.errors import OptionError
 from openenv_gym.messages import PROTOCOL_VERSION, Hello
 from openenv_gym.options import RemoteOptions
 from openenv_gym.pool import PoolSettings
+from openenv_gym.spaces import describe
 
 SECRET = "s3cr3t"
 NOT_POSITIVE = "Input should be greater than 0"
-NO_SERVER = "isn't a URL of a server: write it like http://localhost:8000 or wss://host/path"
+NO_SERVER = "isn't a URL of a server; write it like http://localhost:8000 or wss://host/path"
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +48,13 @@ def target(**given):
 @pytest.mark.parametrize(
     "given, text",
     [
-        ({"conections": 2}, "unknown option 'conections'"),
+        ({"conections": 2}, "unknown option 'conections'; did you mean 'connections'?"),
+        ({"url": "x"}, "unknown option 'url'; did you mean 'base_url'?"),
         ({"a": 1, "b": 2}, "unknown option 'a'; unknown option 'b'"),
         ({"connections": 0}, "connections: Input should be greater than or equal to 1"),
-        ({"include": "image"}, "include: Input should be a valid tuple"),
+        ({"include": "image"}, "include: Input should be a valid tuple, such as ('image',)"),
+        ({"include": 3}, "include: Input should be a valid tuple"),
+        ({"num_envs": 3}, "unknown option 'num_envs': gym.make makes one env, and gym.make_vec several"),
         ({"on_lost": "ignore"}, "on_lost: Input should be 'truncate' or 'raise'"),
         ({"dialect": "batch"}, "dialect: Input should be 'openenv'"),
         ({"observation_space": 3}, "observation_space: Input should be an instance of Space"),
@@ -246,6 +251,11 @@ def test_pool_settings_of_everything():
             render_mode="rgb_array",
             max_episode_steps=9,
             max_message_bytes=half,
+            observation_space=describe(observations),
+            action_space=describe(actions),
+            obs_key="o",
+            action_key="a",
+            mask_key="m",
         ),
         dialect="openenv",
         observation_space=observations,
@@ -281,13 +291,25 @@ def test_a_reset_takes_as_long_as_a_step_unless_said_otherwise():
         ({}, None),
         ({"dialect": "openenv"}, "openenv"),
         ({"observation_space": Discrete(2)}, None),
-        ({"obs_key": "o"}, "openenv"),
-        ({"action_key": "a"}, "openenv"),
+        ({"obs_key": "o"}, None),
+        ({"action_key": "a"}, None),
         ({"encode_action": dict}, "openenv"),
         ({"decode_observation": list}, "openenv"),
-        ({"mask_key": "m"}, "openenv"),
+        ({"mask_key": "m"}, None),
     ],
     ids=str,
 )
-def test_how_to_read_values_selects_the_dialect(given, dialect):
+def test_functions_of_the_user_select_the_dialect(given, dialect):
     assert options(**given).pool_settings(1).dialect == dialect
+
+
+def test_arguments_that_are_no_options_may_be_meant_too():
+    assert "did you mean" not in refusal(num_env=2)
+    with pytest.raises(OptionError, match="unknown option 'num_env'; did you mean 'num_envs'"):
+        RemoteVecEnv(num_env=2)
+
+
+@pytest.mark.parametrize("mode", ["same_step", "", None, 3])
+def test_an_autoreset_mode_is_one_of_three(mode):
+    with pytest.raises(OptionError, match="autoreset_mode is one of 'NextStep', 'SameStep', 'Disabled', not "):
+        RemoteVecEnv(autoreset_mode=mode)

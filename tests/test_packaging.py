@@ -2,10 +2,12 @@
 
 import configparser
 import email
+import os
 import re
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
@@ -81,6 +83,74 @@ def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
         archive.extractall(tmp_path)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import openenv_gym.server as s; print(s.__file__)"
     assert Path(run_python(code, cwd=tmp_path.parent)) == tmp_path / "openenv_gym" / "server" / "__init__.py"
+
+
+SCRIPT = """
+from openenv_gym import RemoteVecEnv
+with RemoteVecEnv.local("where:Where") as envs:
+    print(envs.reset()[1]["file"][0])
+"""
+WHERE = """
+import gymnasium as gym
+import openenv_gym
+class Where(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return 0, {"file": openenv_gym.__file__}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """What `pip install .` leaves: a checkout, and a Python whose copy of the package is another one.
+
+    Other packages are those of this Python, without its .pth files: one of them may lead to this checkout.
+    """
+    checkout = tmp_path_factory.mktemp("checkout")
+    for name in ("openenv_gym", "server"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (checkout, checkout / "examples"):
+        folder.mkdir(exist_ok=True)
+        (folder / "script.py").write_text(SCRIPT)
+        (folder / "where.py").write_text(WHERE)
+    venv.create(checkout / ".venv", symlinks=True)
+    (site,) = (checkout / ".venv").glob("**/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    serve = "import sys\nfrom openenv_gym.__main__ import main\nsys.exit(main())\n"
+    (checkout / ".venv" / "bin" / "openenv-gym").write_text(serve)
+    return checkout
+
+
+def in_checkout(installed, *arguments):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    python = installed / ".venv" / "bin" / "python"
+    return subprocess.Popen(
+        [python, *arguments], cwd=installed, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("folder, copy", [("", ""), ("examples", ".venv")], ids=["root", "examples"])
+def test_scripts_in_a_checkout_work_after_an_install(installed, folder, copy):
+    """A script beside the folder `openenv_gym` finds that one; others find what is installed, and so do its servers."""
+    process = in_checkout(installed, str(Path(folder, "script.py")))
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    found = Path(output.strip()).relative_to(installed)
+    assert found.parts[0] == (copy or "openenv_gym")
+
+
+def test_the_command_works_in_a_checkout_after_an_install(installed):
+    """With several processes, and an environment of the current folder."""
+    process = in_checkout(
+        installed, str(Path(".venv/bin/openenv-gym")), "serve", "where:Where", "--workers", "2", "--port", "0"
+    )
+    try:
+        assert process.stdout.readline().startswith("openenv-gym"), process.stderr.read()
+    finally:
+        process.terminate()
+        process.communicate(timeout=100)
 
 
 def test_the_version_is_the_one_in_version_py(metadata):

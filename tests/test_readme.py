@@ -21,31 +21,37 @@ from helpers_cli import DEADLINE_S, Running, environment, run
 from helpers_docs import fenced
 
 from openenv_gym import RemoteEnv, RemoteVecEnv, errors
+from openenv_gym.sb3 import SB3VecEnv
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text("utf-8")
+OPENENV = (ROOT / "docs" / "openenv.md").read_text("utf-8")
+PERFORMANCE = (ROOT / "docs" / "performance.md").read_text("utf-8")
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text("utf-8")
 BLOCKS = fenced(README)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
+ELSEWHERE = [text for language, text in fenced(OPENENV) if language == "python" and "hf.space" in text]
+"""Blocks of docs/ that need servers, which test_docs.py hasn't."""
+
 COMMANDS = [line for language, text in BLOCKS if language == "console" for line in text.splitlines()]
 
 SERVED = "http://localhost:8000"
+STOCK = "http://localhost:8001"
 SPACE = "https://your-name-openspiel-env.hf.space"
 TOOLS = "https://your-name-echo-env.hf.space"
 SECRET = "a-token-of-hugging-face"
 
 
 def test_the_readme_has_only_blocks_that_are_checked_here():
-    assert {language for language, _ in BLOCKS} == {"python", "console", "text"}
-    assert len(PYTHON) == 8
+    assert {language for language, _ in BLOCKS} == {"python", "console"}
+    assert (len(PYTHON), len(ELSEWHERE)) == (7, 2)
     assert README.count("```") == 2 * len(BLOCKS)
 
 
 def test_the_readme_is_short():
-    assert len(README.splitlines()) < 320
-    prose = re.sub(r"^```text\n.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
-    assert max(map(len, prose.splitlines())) <= 120
+    assert len(README.splitlines()) < 270
+    assert max(map(len, README.splitlines())) <= 120
 
 
 def test_the_examples_are_short():
@@ -73,6 +79,28 @@ def served():
     """The URL of `openenv-gym serve CartPole-v1`."""
     with Running("serve", "CartPole-v1", "--port", 0) as serving:
         yield serving.url()
+
+
+@pytest.fixture(scope="module")
+def stock(folder):
+    """The URL of OpenEnv's own server of my_walk.py, started as the README says."""
+    write_named(folder)
+    (command,) = (line for line in COMMANDS if line.startswith("$ uvicorn "))
+    module, *arguments = shlex.split(command.removeprefix("$ ").replace("8001", "0"))
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        found = (re.search(r"running on (http://\S+)", line) for line in process.stderr)
+        yield next(match[1] for match in found if match)
+        process.terminate()
+
+
+def write_named(folder):
+    """Write each block that begins with `# name.py` to that file."""
+    for code in PYTHON:
+        named = re.match(r"# (\w+\.py)\n", code)
+        if named:
+            (folder / named[1]).write_text(code)
 
 
 @pytest.fixture(scope="module")
@@ -173,15 +201,13 @@ def in_a_thread(app):
         thread.join(DEADLINE_S)
 
 
-@pytest.mark.parametrize("number", range(len(PYTHON)))
-def test_a_python_block_runs(number, folder, served, space, tools):
-    code = PYTHON[number]
-    named = re.match(r"# (\w+\.py)\n", code)
-    if named:
-        (folder / named[1]).write_text(code)
-    code = code.replace(SERVED, served).replace(SPACE, space).replace(TOOLS, tools)
+@pytest.mark.parametrize("number", range(len(PYTHON) + len(ELSEWHERE)))
+def test_a_python_block_runs(number, folder, served, stock, space, tools):
+    code = [*PYTHON, *ELSEWHERE][number]
+    for theirs, here in ((SERVED, served), (STOCK, stock), (SPACE, space), (TOOLS, tools)):
+        code = code.replace(theirs, here)
     command = [sys.executable, "-W", "error::UserWarning", "-c", code]
-    variables = environment(HF_TOKEN=SECRET, OMP_NUM_THREADS="1")  # torch's threads are slow on a busy machine
+    variables = environment(HF_TOKEN=SECRET, OMP_NUM_THREADS="1")  # the second training leaves torch's threads alone
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -197,18 +223,23 @@ def test_the_local_example_in_the_text():
 # ------------------------------------------------------------------------------------------------------ commands
 
 NOT_RUN = {
-    "make demo": "it makes a virtual environment and trains for minutes; CI runs it",
-    "pip install 'openenv-gym[server,sb3]'": "tests install nothing; test_packaging.py checks the extras",
-    "openenv-gym demo": "it trains for minutes; test_demo.py runs it for seconds",
+    'pip install -c constraints.txt ".[server,sb3]"': "tests install nothing; test_packaging.py checks the extras",
+    "pip install -c constraints.txt openenv": "the same",
 }
 
 
 def test_every_command_is_known_here():
     assert all(line.startswith("$ ") for line in COMMANDS)
     lines = [line.removeprefix("$ ") for line in COMMANDS]
-    run_here = [line for line in lines if line.startswith(("openenv-gym serve", "openenv-gym bench", "export "))]
+    run_here = [line for line in lines if line.startswith(("openenv-gym serve", "uvicorn ", "export "))]
     assert sorted(lines) == sorted([*run_here, *NOT_RUN])
-    assert len(run_here) == 4
+    assert len(run_here) == 5
+
+
+def test_the_openenv_that_is_installed_is_the_one_that_is_tested_with():
+    pinned = re.search(r"^openenv==(.+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)[1]
+    assert pinned in README
+    assert f"openenv == {pinned}\n" in (ROOT / "setup.cfg").read_text("utf-8")
 
 
 def test_make_has_the_verb():
@@ -227,13 +258,26 @@ def test_serving_runs_as_written():
 
 
 def test_measuring_runs_as_written(served):
-    (command,) = (line for line in COMMANDS if line.startswith("$ openenv-gym bench "))
+    blocks = fenced(PERFORMANCE)
+    (command,) = (text.strip() for language, text in blocks if language == "console")
     arguments = shlex.split(command.replace(SERVED, served).removeprefix("$ openenv-gym "))
     done = run(*arguments, "--steps", 10)
     assert (done.returncode, done.stderr) == (0, "")
-    (table,) = (text for language, text in BLOCKS if language == "text" and "hand_over" in text)
-    parts = re.compile(r"^  (\w+) +[\d.,]+ +[\d.]+%", re.MULTILINE)
-    assert parts.findall(table) == parts.findall(done.stdout)
+    (table,) = (text for language, text in blocks if language == "text" and "hand_over" in text)
+    words = [re.sub(r"[\d.,%─]+", "", line).split() for text in (table, done.stdout) for line in text.splitlines()]
+    shown = [line for line in words if line]
+    count = len(table.splitlines())
+    assert shown[:count] == shown[count + 2 : -1]  # but for what was measured, and a last line about bytes
+
+
+def test_hosting_an_openenv_environment_runs_as_written(folder):
+    write_named(folder)
+    (command,) = (line for line in COMMANDS if line.startswith("$ openenv-gym serve my_walk:"))
+    arguments = shlex.split(command.removeprefix("$ openenv-gym"))
+    with Running(*arguments, "--port", 0, cwd=folder) as serving, RemoteVecEnv(serving.url(), 2) as envs:
+        observations, _ = envs.reset()
+        assert observations["place"].tolist() == [0, 0]
+        assert envs.single_action_space == gym.spaces.Discrete(2)
 
 
 def test_serving_ones_own_env_runs_as_written(folder):
@@ -262,7 +306,7 @@ def shown(error):
 
 def in_the_readme(error, url, **replaced):
     """Whether the README shows this error; `replaced` are numbers that differ, each with the README's."""
-    text = shown(error).replace(url.replace("http", "ws"), "ws://localhost:8000")
+    text = shown(error).replace(url.partition("://")[2], "localhost:8000")
     for ours, readme in replaced.values():
         text = text.replace(ours, readme)
     return f"\n{text}\n" in ERRORS
@@ -280,6 +324,35 @@ def test_the_token_is_wrong(tmp_path):
         with pytest.raises(errors.Unauthorized) as caught:
             RemoteVecEnv(serving.url(), 1, token="wrong")
         assert in_the_readme(caught.value, serving.url())
+        with pytest.raises(errors.Unauthorized) as caught:
+            RemoteVecEnv(serving.url(), 1)
+        assert in_the_readme(caught.value, serving.url())
+
+
+def test_a_path_too_many(served):
+    with pytest.raises(errors.Unauthorized) as caught:
+        RemoteVecEnv(f"{served}/web", 1)
+    assert in_the_readme(caught.value, served)
+
+
+def test_a_server_without_tls(served):
+    with pytest.raises(errors.NotAWebSocket) as caught:
+        RemoteVecEnv(served.replace("http", "https"), 1)
+    assert in_the_readme(caught.value, served)
+
+
+def test_fields_that_sb3_can_not_learn_from():
+    class Named(gym.Env):
+        observation_space = gym.spaces.Dict(place=gym.spaces.Discrete(9), name=gym.spaces.Text(9))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return {"place": 0, "name": "walker"}, {}
+
+    with RemoteVecEnv.local(Named, 1) as envs:
+        with pytest.raises(errors.SpaceError) as caught:
+            SB3VecEnv(envs)
+    assert f"\n{shown(caught.value)}\n" in ERRORS
 
 
 def test_there_is_no_room():
@@ -293,6 +366,23 @@ def test_an_openenv_server_has_several_fields(space):
     with pytest.raises(errors.SpaceError) as caught:
         RemoteVecEnv(space, 1, token=SECRET, observation_space=gym.spaces.Box(0, 1, (50,)))
     assert in_the_readme(caught.value, space)
+
+
+def test_a_list_that_changes_its_length():
+    from helpers_openenv import BoardObservation, Columns, DropAction, stock_server
+
+    given = {"action_key": "column", "action_space": gym.spaces.Discrete(4)}
+    with stock_server(Columns, models=(DropAction, BoardObservation)) as url:
+        with RemoteVecEnv(url, 1, obs_key="legal", **given) as envs:
+            envs.reset()
+            envs.step([0])
+            with pytest.raises(errors.RemoteEnvError) as caught:
+                envs.step([0])  # which fills the column
+        with RemoteVecEnv(url, 1, obs_key="board", mask_key="legal", **given) as envs:
+            envs.reset()
+            envs.step([0])
+            assert envs.step([0])[4]["action_mask"].tolist() == [[0, 1, 1, 1]]
+    assert in_the_readme(caught.value, url)
 
 
 SLOW = """

@@ -4,6 +4,8 @@ import copy
 import json
 import logging
 import pickle
+import subprocess
+import sys
 import traceback
 
 import gymnasium as gym
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from openenv_gym import LocalServer, RemoteEnv, RemoteVecEnv, errors
@@ -132,10 +135,36 @@ def test_importing_twice_does_not_warn():
     assert gym.spec(REMOTE).vector_entry_point == "openenv_gym.vector_env:RemoteVecEnv"
 
 
-def test_sb3_makes_it_by_its_id(server):
+def test_sb3_makes_it_by_its_id(server, monkeypatch):
     env = make_vec_env(REMOTE, n_envs=2, env_kwargs={"base_url": server.url})
     assert env.reset().shape == (2, 4)
     env.close()
+    monkeypatch.setenv("OPENENV_BASE_URL", server.url)
+    model = PPO("MlpPolicy", REMOTE, n_steps=8, batch_size=8, device="cpu").learn(8)
+    assert model.get_env().render_mode == "rgb_array"
+    model.get_env().close()
+
+
+def test_without_a_version_it_is_the_latest(server):
+    with pytest.warns(UserWarning, match="Using the latest versioned environment `openenv/Remote-v0`"):
+        gym.make_vec("openenv/Remote", base_url=server.url).close()
+
+
+def test_processes_that_have_not_imported_it_name_its_module(server):
+    script = (
+        "import sys, gymnasium as gym\n"
+        "id = 'openenv_gym:openenv/Remote-v0'\n"
+        "assert 'openenv_gym' not in sys.modules\n"
+        "for env in (gym.make(id, base_url=sys.argv[1]), gym.make_vec(id, base_url=sys.argv[1])):\n"
+        "    env.reset(seed=1)\n"
+        "    print(env.unwrapped.spec.id)\n"
+        "    env.close()\n"
+        "spawned = gym.make_vec(id, 1, 'async', {'context': 'spawn'}, base_url=sys.argv[1])\n"
+        "spawned.reset(seed=1)\n"
+        "spawned.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, server.url], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{REMOTE}\n" * 2), done.stderr
 
 
 class TestSecrets:

@@ -3,8 +3,13 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from helpers_server import running
 
+from openenv_gym import RemoteEnv, RemoteVecEnv
+from openenv_gym.pool import Pool
 from openenv_gym.reset_arguments import each_seed, split_mask
+from openenv_gym.sb3 import SB3VecEnv
+from openenv_gym.server import create_app
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,37 @@ def test_bad_seeds(seed, error, text):
     with pytest.raises(error) as caught:
         each_seed(seed, 3)
     assert text in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running(create_app("CartPole-v1")) as url:
+        yield url
+
+
+def reset(env, seed):
+    """The first observations of an env of any kind."""
+    if isinstance(env, SB3VecEnv):
+        env.seed(seed)
+        return env.reset()
+    return env.reset(seed=seed)[0]
+
+
+def sb3(url, **options):
+    return SB3VecEnv(RemoteVecEnv(url, 2, **options))
+
+
+@pytest.mark.parametrize("dialect", [None, "openenv"])
+@pytest.mark.parametrize("make", [RemoteEnv, RemoteVecEnv, sb3])
+def test_negative_seeds_are_refused_before_anything_is_sent(make, dialect, url, monkeypatch):
+    env = make(url, dialect=dialect)
+    before = reset(env, 3)
+    with monkeypatch.context() as silent:
+        silent.setattr(Pool, "start", lambda *_: pytest.fail("something was sent"))
+        with pytest.raises(gym.error.Error, match="Seed must be greater or equal to zero, actual value: -1"):
+            reset(env, -1)
+    assert np.array_equal(before, reset(env, 3))
+    env.close()
 
 
 def test_masks_are_taken_out_and_left_in():

@@ -30,7 +30,7 @@ def insist(outcomes, limit_s=10.0, error=None):
         if outcome is not None:
             raise outcome
 
-    asyncio.run(retry.insist(attempt, limit_s, URL, error))
+    asyncio.run(retry.insist(attempt, limit_s, URL, error, outages=[]))
     return len(attempts)
 
 
@@ -115,7 +115,7 @@ def test_an_attempt_that_hangs_ends_at_the_limit():
         await asyncio.Event().wait()
 
     with pytest.raises(SessionLost, match=r"not reconnected within 0\.1 second.*: the first reason"):
-        asyncio.run(retry.insist(hang, 0.1, URL, ConnectionLost(URL, "the first reason")))
+        asyncio.run(retry.insist(hang, 0.1, URL, ConnectionLost(URL, "the first reason"), outages=[]))
 
 
 def await_room(outcomes, limit_s=10.0):
@@ -154,3 +154,25 @@ def test_reasons_are_short():
     assert retry.reason_of(SessionLost(URL, "unknown session")) == "unknown session"
     assert retry.reason_of(SpaceError("other spaces")) == "other spaces"
     assert retry.reason_of(KeyError("x")) == "KeyError('x')"
+
+
+def test_a_wait_is_listed_while_it_lasts(pauses):
+    outages, seen = [], []
+
+    async def attempt():
+        (outage,) = outages
+        seen.append((outage.url, outage.limit_s, outage.reason, outage.anew))
+        if len(seen) < 3:
+            raise ConnectFailed(URL, "connection refused")
+
+    asyncio.run(retry.insist(attempt, 10.0, URL, ConnectionLost(URL, "close code 1012"), outages=outages, anew=True))
+    assert [reason for _, _, reason, _ in seen] == ["close code 1012", "connection refused", "connection refused"]
+    assert seen[0] == (URL, 10.0, "close code 1012", True)
+    assert outages == []
+    with pytest.raises(RemoteProtocolError):
+        asyncio.run(retry.insist(fail, 10.0, URL, outages=outages))
+    assert outages == []
+
+
+async def fail():
+    raise RemoteProtocolError("nonsense")

@@ -9,7 +9,8 @@ from gymnasium.vector import AutoresetMode
 
 from openenv_gym import errors
 from openenv_gym.messages import Array, EnvFailure, Get, Observed, Reset, Returned, Step, Stepped
-from openenv_gym.rollout import CONNECTION_LOST, EpisodeOver, Rollout, warn
+from openenv_gym.notices import warn
+from openenv_gym.rollout import CONNECTION_LOST, EpisodeOver, Rollout
 
 SPACE = gym.spaces.Box(-1, 1, (1,), np.float32)
 ACTIONS = [np.zeros(3, np.int64)]
@@ -22,7 +23,8 @@ class Pool:
     def __init__(self):
         self.rows = [range(2), range(2, 3)]
         self.links = [
-            SimpleNamespace(observation_space=SPACE, url=f"ws://{i}", env_name="Env", notes=[]) for i in range(2)
+            SimpleNamespace(observation_space=SPACE, url=f"ws://{i}", env_name="Env", notes=[], loss=None)
+            for i in range(2)
         ]
         self.sent, self.replies = [], []
 
@@ -46,6 +48,11 @@ def stepped(*values, terminated=None, failures=()):
     rewards, no = np.ones(len(values)), np.zeros(len(values), np.bool_)
     batch = [Array.of(np.array(values, np.float32)[:, None])]
     return Stepped(1, batch, Array.of(rewards), Array.of(flags), Array.of(no), {}, None, list(failures))
+
+
+@pytest.fixture(autouse=True, params=[2, 3], ids=["joined", "one by one"])
+def many(request, monkeypatch):
+    monkeypatch.setattr("openenv_gym.outcomes._MANY", request.param)
 
 
 @pytest.fixture

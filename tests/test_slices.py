@@ -1,10 +1,11 @@
 """Batches and replies, taken apart and put together."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from openenv_gym.messages import Array, EnvFailure, FinalRows, Observed, Stepped, Values
-from openenv_gym.slices import Gathering, overlaid, picked
+from openenv_gym.slices import Gathering, joined, overlaid, picked, some_observations, some_steps
 
 
 def batch(*numbers):
@@ -32,6 +33,37 @@ def test_overlaid():
     assert whole[0].dtype == "<f4"
 
 
+def test_replies_that_follow_each_other():
+    whole = joined([stepped([4, 5], truncated=[True, False]), stepped([6]), stepped([7, 8, 9])], [2, 1, 3])
+    assert plain(whole.observations) == plain(batch(4, 5, 6, 7, 8, 9))
+    assert whole.observations[0].dtype == "<f4"
+    assert whole.rewards.numpy().tolist() == [4, 5, 6, 7, 8, 9]
+    assert whole.terminated.numpy().tolist() == [False] * 6
+    assert whole.truncated.numpy().tolist() == [True] + [False] * 5
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"observations": batch(1)[:1]},
+        {"observations": batch(1)[::-1]},
+        {"observations": batch(1, 2)},
+        {"observations": [Array.of(np.zeros((1, 2), np.float64)), Values(["1"])]},
+        {"observations": [Array.of(np.zeros((1, 3), np.float32)), Values(["1"])]},
+        {"observations": [Array("<f4", (1, 2), memoryview(bytes(4))), Values(["1"])]},
+        {"observations": [batch(1)[0], Values([])]},
+        {"rewards": Array.of(np.zeros(2))},
+        {"rewards": Array.of(np.zeros(()))},
+        {"truncated": Array.of(np.zeros(1))},
+        {"vector_infos": {}},
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_replies_of_different_forms_are_not_joined(other, first):
+    replies = [stepped([0]), msgspec.structs.replace(stepped([1]), **other)]
+    assert joined(replies[::-1] if first else replies, [1, 1]) is None
+
+
 def test_steps_of_several_sessions():
     gathering = Gathering(3)
     failure = EnvFailure(7, "EXECUTION_ERROR", "ValueError", "no")
@@ -46,6 +78,21 @@ def test_steps_of_several_sessions():
     assert whole.failures == [failure]
     assert (whole.final.positions, whole.final.infos) == ([0], [{"l": 1}])
     assert plain(whole.final.observations) == plain(batch(60))
+
+
+def test_some_of_a_reply():
+    final = FinalRows([0, 2], batch(60, 62), [{"l": 0}, {"l": 2}])
+    whole = stepped([10, 11, 12], final=final, infos={1: {"k": 1}, 2: {"k": 2}}, truncated=[False, False, True])
+    some = some_steps(whole, [2, 1])
+    assert plain(some.observations) == plain(batch(12, 11))
+    assert some.rewards.numpy().tolist() == [12, 11]
+    assert some.truncated.numpy().tolist() == [True, False]
+    assert some.infos == {0: {"k": 2}, 1: {"k": 1}}
+    assert (some.final.positions, some.final.infos) == ([0], [{"l": 2}])
+    assert plain(some.final.observations) == plain(batch(62))
+    assert some_steps(whole, [0, 1, 2]) is whole
+    begun = some_observations(Observed(0, batch(1, 2), {1: {"n": 2}}, []), [1])
+    assert (plain(begun.observations), begun.infos) == (plain(batch(2)), {0: {"n": 2}})
 
 
 def test_lost_rows_that_are_reset_in_the_same_step():

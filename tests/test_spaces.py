@@ -24,12 +24,16 @@ from openenv_gym.spaces import (
     MAX_ELEMENTS,
     Json,
     Leaf,
+    alike,
     build,
     describe,
+    fits,
+    generators,
     leaf_dtype,
     leaf_shape,
     leaves,
     path_name,
+    restore_generators,
     same,
     trim,
 )
@@ -687,6 +691,83 @@ class TestLeaves:
                 assert part.shape == leaf_shape(leaf.space)
                 assert part.dtype == leaf_dtype(leaf.space)
                 assert isinstance(leaf_dtype(leaf.space), np.dtype)
+
+
+class TestFits:
+    @every_space
+    def test_a_space_fits_itself(self, space):
+        assert fits(travelled(space), space)
+
+    @pytest.mark.parametrize(
+        "wanted, fitting",
+        [
+            (Tuple([Discrete(5), Dict({"b": Box(0, 1, (2,))})]), True),
+            (Tuple([Discrete(2)]), False),
+            (Tuple([Discrete(2), Dict({"c": Box(0, 1, (2,))})]), False),
+            (Tuple([Discrete(2), Dict({"b": Box(0, 1, (3,))})]), False),
+            (Tuple([Discrete(2), Dict({"b": Box(0, 1, (2,), np.float64)})]), False),
+            (Tuple([Discrete(2), Dict()]), True),
+            (Dict(), False),
+        ],
+    )
+    def test_nested(self, wanted, fitting):
+        own = Tuple([Discrete(2), Dict({"a": Text(3), "b": Box(-1, 1, (2,))})])
+        assert fits(wanted, own) is fitting
+
+    def test_other_spaces_must_be_the_same(self):
+        assert not fits(Text(3), Text(4))
+        assert not fits(MultiBinary(3), MultiBinary(4))
+
+
+class TestGenerators:
+    @pytest.mark.parametrize("name", NAMED)
+    def test_a_space_built_from_a_description_samples_on(self, name):
+        space = NAMED[name]
+        space.seed(7)
+        space.sample()
+        built = build(describe(space))
+        restore_generators(built, generators(space))
+        for _ in range(3):
+            assert identical(built.sample(), space.sample())
+
+    def test_what_was_never_seeded_stays_so(self):
+        space = Tuple([Discrete(2), Discrete(3, seed=1)])
+        assert [state is None for state in generators(space)] == [True, True, False]
+        built = build(describe(space))
+        restore_generators(built, generators(space))
+        assert [state is None for state in generators(built)] == [True, True, False]
+
+    def test_generators_of_another_kind_stay_behind(self):
+        space = Discrete(2)
+        space._np_random = np.random.Generator(np.random.MT19937(1))
+        assert generators(space) == [None]
+
+    @pytest.mark.parametrize(
+        "states, text",
+        [([], "0 generators came for a space with 1"), ([None, None], "2 generators"), ([b"x"], "has 1 bytes, not 37")],
+        ids=["none", "two", "short"],
+    )
+    def test_a_strangers_states(self, states, text):
+        with pytest.raises(SpaceError, match=text):
+            restore_generators(Discrete(2), states)
+
+
+class TestAlike:
+    @pytest.mark.parametrize(
+        "a, b, expected",
+        [
+            (Box(0, 1, (2,)), Box(-3, 9, (2,)), True),
+            (Discrete(2), Discrete(5, start=-1), True),
+            (Dict({"a": Discrete(2)}), Dict({"a": Discrete(3)}), True),
+            (Dict({"a": Discrete(2)}), Dict({"a": Discrete(3), "b": Discrete(2)}), False),
+            (Dict({"a": Discrete(2), "b": Discrete(2)}), Dict({"a": Discrete(3)}), False),
+            (Box(0, 1, (2,)), Box(0, 1, (3,)), False),
+            (Box(0, 1, (2,), np.float32), Box(0, 1, (2,), np.float64), False),
+            (Discrete(2), Box(0, 1, ()), False),
+        ],
+    )
+    def test_only_bounds_may_differ(self, a, b, expected):
+        assert alike(a, b) is expected
 
 
 class TestSame:

@@ -1,5 +1,8 @@
 """Specs without secrets."""
 
+import copy
+import ssl
+
 import gymnasium as gym
 import pytest
 
@@ -7,10 +10,12 @@ from openenv_gym.errors import OptionError
 from openenv_gym.specs import without_secrets, without_type_errors
 
 
-def test_token_and_headers_are_left_out():
-    spec = gym.envs.registration.EnvSpec("x/Y-v0", "a:B", kwargs={"token": "hush", "headers": {}, "base_url": "u"})
+def test_token_headers_and_tls_are_left_out():
+    secrets = {"token": "hush", "headers": {}, "ssl": ssl.create_default_context()}
+    spec = gym.envs.registration.EnvSpec("x/Y-v0", "a:B", kwargs={**secrets, "base_url": "u"})
     clean = without_secrets(spec)
     assert clean.kwargs == {"base_url": "u"}
+    assert copy.deepcopy(clean) == clean
     assert spec.kwargs["token"] == "hush"
     assert clean.id == spec.id
 

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers_faults import FaultProxy, wait_until
+from helpers_faults import FaultProxy
 from helpers_server import running
 from helpers_tally import Endless, Gated, Sleeper
+from helpers_wait import wait_until
 
 from openenv_gym import RemoteVecEnv, stats
 from openenv_gym.messages import Timings
 from openenv_gym.server import batch_dialect, create_app
-from openenv_gym.stats import PARTS, SERVER_AND_NETWORK, WHOLE, Recorder, Stats, Trip
+from openenv_gym.stats import MEANINGS, PARTS, SERVER_AND_NETWORK, WHOLE, Recorder, Stats, Trip
 
 SERVER = Timings(0.001, 0.002, 0.003, 0.004, 0.005)
 UNKNOWN = ["hand_over", "encode", SERVER_AND_NETWORK, "decode", "hand_back"]
@@ -121,6 +122,8 @@ def test_what_is_shown(clock):
     assert "hand_over             500,000.0    5.0%  500,000.0  500,000.0  500,000.0" in text
     assert "server_decode           1,000.0    0.0%    1,000.0    1,000.0    1,000.0" in text
     assert text.splitlines()[-1].startswith("whole                10,000,000.0  100.0%")
+    assert text.endswith("   what the caller waits for")
+    assert set(MEANINGS) == {*PARTS, SERVER_AND_NETWORK, WHOLE}
     assert "5.0%: mean 500,000.0 µs" in shown._repr_html_()
     assert "whole" not in str(Stats(2)) + Stats(2)._repr_html_()
 

@@ -173,5 +173,5 @@ class TestGivenSpacesOnOurServer:
             assert len(vec._backend.pool.links) == 1  # one connection for both, as only the batch dialect has it
 
     def test_half_of_what_is_needed(self, servers):
-        with pytest.raises(SpaceError, match="no spaces can be inferred"):
+        with pytest.raises(SpaceError, match="names: the list was empty"):
             RemoteVecEnv(servers["every"]["ours"], 2, action_space=Json())

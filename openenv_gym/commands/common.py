@@ -11,8 +11,11 @@ from typing import Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 
+from openenv_gym.extras import missing
+
 __all__ = [
     "CaFile",
+    "Server",
     "TokenEnv",
     "TokenFile",
     "import_namespace",
@@ -24,6 +27,10 @@ __all__ = [
 
 CaFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="PEM file with the certificate authorities to trust.", show_default="the system's")
+]
+Server: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="The server.", show_default="$OPENENV_BASE_URL, else http://localhost:8000"),
 ]
 TokenEnv: TypeAlias = Annotated[str | None, typer.Option(help="Environment variable that holds the token.")]
 TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="File that holds the token.")]
@@ -47,9 +54,10 @@ def refuse(text: str) -> NoReturn:
 
 def refuse_missing(error: ModuleNotFoundError, extras: str) -> NoReturn:
     """Say which extras a command needs; a missing module of this package is a mistake of ours, and raised."""
-    if error.name is None or error.name.startswith("openenv_gym"):
+    told = missing(error, extras)
+    if told is error:
         raise error
-    refuse(f"{error.name} is missing: pip install 'openenv-gym[{extras}]'")
+    refuse(str(told))
 
 
 def read_token(variable: str | None, path: Path | None) -> str | None:
@@ -79,7 +87,7 @@ def keyword_arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        refuse(f"--env-kwargs is no JSON: {error}")
+        refuse(f"--env-kwargs is no JSON: {error}; write it like '{{\"size\": 3}}'")
     if not isinstance(value, dict):
         refuse(f'--env-kwargs must be a JSON object, such as \'{{"render_mode": "rgb_array"}}\', not {text}')
     return value

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from openenv_gym.commands.common import CaFile, TokenEnv, TokenFile, read_token
+from openenv_gym.commands.common import CaFile, Server, TokenEnv, TokenFile, read_token
 from openenv_gym.doctor import diagnose
 from openenv_gym.examination import Finding, Level
 
@@ -21,7 +21,7 @@ _STYLES: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": (
 
 
 def doctor(
-    url: Annotated[str | None, typer.Argument(help="The server.", show_default="$OPENENV_BASE_URL")] = None,
+    url: Server = None,
     *,
     token_env: TokenEnv = None,
     token_file: TokenFile = None,
@@ -30,9 +30,13 @@ def doctor(
     idle_s: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to leave a connection alone.")] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Look at a server and play one of its envs a little, and say what is wrong and how to mend it.
+    """Say what is wrong with a server, and how to mend it.
+
+    One of its envs is played a little. Without a token option the token is taken from $OPENENV_GYM_TOKEN.
 
     The exit code is 0 if all is well, 1 if there are warnings, and 2 if there is an error.
+
+    Example: openenv-gym doctor http://localhost:8000
     """
     findings: list[Finding] = []
     console = Console(highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ import functools
 import importlib
 import importlib.util
 import ipaddress
+import os
 import signal
 import socket
 import sys
@@ -16,11 +17,11 @@ import traceback
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import gymnasium as gym
 import typer
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from openenv_gym.commands.common import (
     TokenEnv,
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 
+_SHORT: Final = 12
+"""Characters of a token that is worth guessing."""
+
+
 class _LogLevel(str, Enum):
     debug = "debug"
     info = "info"
@@ -52,22 +57,40 @@ class _LogLevel(str, Enum):
     error = "error"
 
 
+class _Mode(str, Enum):
+    simulation = "simulation"
+    production = "production"
+
+
 def serve(
     env: Annotated[
-        str, typer.Argument(metavar="ENV_OR_FACTORY", help="CartPole-v1, module:EnvId, module:callable or module:app.")
+        str,
+        typer.Argument(
+            metavar="ENV_OR_FACTORY",
+            help="CartPole-v1: a Gymnasium id. module:EnvId: an id that importing the module registers. "
+            "module:callable: a class or function that returns an env. module:app: what create_app returned.",
+        ),
     ],
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     max_envs: Annotated[int, typer.Option(help="Envs that exist at a time, over all clients.")] = 1024,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the envs, behind the one address.")] = 1,
-    max_workers: Annotated[int | None, typer.Option(help="Threads that run envs.", show_default="automatic")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that share the envs, behind one address: for envs that compute.")
+    ] = 1,
+    max_workers: Annotated[
+        int | None,
+        typer.Option(help="Threads that run envs, in each process: for envs that wait.", show_default="automatic"),
+    ] = None,
     token_env: TokenEnv = None,
     token_file: TokenFile = None,
-    env_kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments for the env.")] = "{}",
+    env_kwargs: Annotated[
+        str, typer.Option(metavar="JSON", help="Keyword arguments for the env: '{\"size\": 3}'.")
+    ] = "{}",
     idle_timeout_s: Annotated[float, typer.Option(help="Seconds until an idle session is closed; 0: never.")] = 3600.0,
     grace_s: Annotated[float, typer.Option(help="Seconds that a session outlives a broken connection.")] = 60.0,
     max_step_s: Annotated[float, typer.Option(help="Seconds for one step or reset of an env; 0: no limit.")] = 0.0,
+    opening_timeout_s: Annotated[float, typer.Option(help="Seconds for a request, and for a first message.")] = 30.0,
     shutdown_s: Annotated[float, typer.Option(help="Seconds that running steps have to end at shutdown.")] = 5.0,
     max_message_size_mb: Annotated[float, typer.Option(help="The largest message, in MiB.")] = 100.0,
     ping_interval_s: Annotated[float, typer.Option(help="Seconds between pings; 0: no pings.")] = 60.0,
@@ -78,12 +101,24 @@ def serve(
     allow_origin: Annotated[list[str] | None, typer.Option(help="Origin of web pages to admit; repeatable.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file with the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    mode: Annotated[_Mode, typer.Option(envvar="OPENENV_MODE", help="Whether /reset and /step are served.")] = (
+        _Mode.simulation
+    ),
     no_web: Annotated[bool, typer.Option("--no-web", help="Serve no page at /web.")] = False,
     log_level: Annotated[_LogLevel, typer.Option(help="The least level of events that are logged.")] = _LogLevel.info,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log each event as a line of JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, here and to clients.")] = False,
 ) -> None:
-    """Serve a Gymnasium or OpenEnv environment until Ctrl+C."""
+    """Serve a Gymnasium or OpenEnv environment until Ctrl+C.
+
+    Modules are looked for in the current folder, too. Examples:
+
+    openenv-gym serve CartPole-v1 --port 8001
+
+    openenv-gym serve my_env:Corridor --env-kwargs '{"length": 10}' --workers 4
+
+    openenv-gym serve my_walk:app --host 0.0.0.0
+    """
     with _Ending() as ending:
         options = _options(locals())  # by the names that ServerSettings has for them
         _log(log_level, log_json)
@@ -101,6 +136,7 @@ def serve(
             ending.end = functools.partial(setattr, server, "should_exit", True)
             server.run(sockets=[listener])
         else:
+            typer.echo(f"starting {workers} processes …", err=True)
             configuration["log"] = {"level": log_level.value, "as_json": log_json}
             _supervise(ending, configuration, workers, listener, registry.settings, announce=announce, how=how)
 
@@ -172,7 +208,9 @@ class _Ending:
 def _built(env: str, options: dict[str, Any], debug: bool) -> tuple[Any, dict[str, Any]]:
     """The application, and how another process makes it (see `openenv_gym.server.parent.application`)."""
     from openenv_gym.server import create_app
+    from openenv_gym.server.drawing import draw_unseen
 
+    draw_unseen(os.environ)
     try:
         import_namespace(env)
         application = _application(env, options)
@@ -221,7 +259,9 @@ def _suggested(env: str, reason: str) -> str:
     if colon:
         known.update({key: f"{module}:{key}" for key, value in vars(sys.modules[module]).items() if callable(value)})
     close = [known[key] for key in difflib.get_close_matches(name, known)]
-    return reason.partition(" Did you mean")[0] + (f" Did you mean {' or '.join(close)}?" if close else "")
+    own = "Write module:callable for one of your own, and module:EnvId for an id that importing the module registers."
+    hint = f"Did you mean {' or '.join(close)}?" if close else own
+    return f"{reason.partition(' Did you mean')[0]} {hint}"
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -274,14 +314,8 @@ def _announce(registry: Registry, listener: socket.socket, host: str, workers: i
     ip = ipaddress.ip_address(address)
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, host)  # noqa: S104 - compared, not bound
     url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    if not ip.is_loopback and settings.token is None:
-        typer.secho(
-            f"WARNING: {host} lets other machines in, and there is no token: whoever reaches port {port} can use this "
-            "server. Give it one with --token-env or --token-file.",
-            err=True,
-            bold=True,
-            fg="red",
-        )
+    if not ip.is_loopback:
+        _warn_of_strangers(host, port, settings.token)
     elsewhere = ", and at every other address of this machine" if ip.is_unspecified else ""
     token = "not needed" if settings.token is None else "needed; a client takes it from $OPENENV_GYM_TOKEN"
     lines = (
@@ -290,9 +324,21 @@ def _announce(registry: Registry, listener: socket.socket, host: str, workers: i
         f"  actions       {_short(probe.action_space) if probe.problem is None else 'see /schema'}",
         f"  capacity      {settings.max_envs} envs{'' if workers == 1 else f', in {workers} processes'}",
         f"  token         {token}",
+        *([f"  page          {url}/web"] if settings.web else []),
         "Ctrl+C stops it.",
     )
     typer.echo("\n".join(lines))  # at once, for whoever reads may stop after the first line
+
+
+def _warn_of_strangers(host: str, port: int, token: SecretStr | None) -> None:
+    if token is None:
+        why, what = "there is no token", "Give it one"
+    elif len(token) < _SHORT:
+        why, what = f"a token of {len(token)} characters can be guessed", "Give it a longer one"
+    else:
+        return
+    text = f"WARNING: {host} lets other machines in, and {why}: whoever reaches port {port} can use this server."
+    typer.secho(f"{text} {what} with --token-env or --token-file.", err=True, bold=True, fg="red")
 
 
 def _short(space: gym.Space[Any]) -> str:

@@ -69,10 +69,19 @@ class Directory:
     def __init__(self, plan: FleetPlan) -> None:
         self._plan = plan
         self._roster = Roster()
+        self._size: int | None = None
 
     def plan(self) -> FleetPlan:
         """The fleet's plan."""
         return self._plan
+
+    def resize(self, size: int) -> None:
+        """Note that servers with this number and above are no longer wanted."""
+        self._size = size
+
+    def wants(self, number: int) -> bool:
+        """Whether a server is wanted."""
+        return self._size is None or number < self._size
 
     def expect(self, numbers: list[int]) -> None:
         """See `Roster.expect`."""
@@ -114,16 +123,19 @@ class EnvServer:
     def __init__(self, number: int, fleet: str) -> None:
         import ray
 
+        from openenv_gym.server.drawing import draw_unseen
+
         self._number = number
         # Asked for in each life: Ray may have lost an argument that was more than a few bytes by then.
         self._directory = ray.get_actor(f"{fleet}/directory", NAMESPACE)
         self._plan: FleetPlan = ray.get(self._directory.plan.remote())
         self._life = secrets.token_hex(8)
-        self._draining = self._ended = False
+        self._unwanted = self._leaving = self._ended = False
         self._turn = threading.Lock()
         self._problem: str | None = None
         self._node = ray.util.get_node_ip_address()
         plan = self._plan
+        draw_unseen(os.environ)
         try:
             if plan.spec is not None:
                 register_spec(plan.spec)
@@ -133,6 +145,8 @@ class EnvServer:
             return
         signal.signal(signal.SIGTERM, self._terminate)
         threading.Thread(target=self._go_on_reporting, name="report", daemon=True).start()
+        if not ray.get(self._directory.wants.remote(number)):  # it died while it was draining, and Ray knows no better
+            self.drain(0.0)
 
     def problem(self) -> str | None:
         """Why the environment can't be served; None if it is."""
@@ -141,7 +155,7 @@ class EnvServer:
     def drain(self, limit_s: float) -> None:
         """Take no new sessions, and end this actor once there are none left, or at the limit; returns at once."""
         with self._turn:
-            again, self._draining = self._draining, True
+            again, self._unwanted = self._unwanted, True
         self._report()
         if not again:
             threading.Thread(target=self._end_when_empty, args=(limit_s,), name="drain", daemon=True).start()
@@ -149,34 +163,54 @@ class EnvServer:
     def keep(self) -> bool:
         """Take `drain` back; False if it is too late for that."""
         with self._turn:
-            self._draining = self._ended
+            self._unwanted = self._ended
         self._report()
-        return not self._draining
+        return not self._ended
 
     def stop(self) -> None:
-        """End the server as ``SIGTERM`` does: running steps end, and their replies are sent."""
+        """End the server at once: running steps end, and their replies are sent."""
         if self._problem is None:
             self._server.stop()
 
     def _end_when_empty(self, limit_s: float) -> None:
         import ray
 
-        end = time.monotonic() + limit_s
-        while self._server.registry.capacity.active and time.monotonic() < end and self._draining:
-            time.sleep(_LOOK_S)
+        self._wait_until_empty(limit_s)
         with self._turn:
-            self._ended = self._draining
+            self._ended = self._unwanted
         if not self._ended:
             return
         self.stop()
-        ray.get(self._directory.remove.remote(self._number))
-        known = ray.get(self._directory.known.remote())
-        Berths(self._plan.name, self._plan.bundle, detached=self._plan.detached).release(known)
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+        try:
+            ray.get(self._directory.remove.remote(self._number))
+            known = ray.get(self._directory.known.remote())
+            Berths(self._plan.name, self._plan.bundle, detached=self._plan.detached).release(known)
+        finally:  # or its name would be taken for ever
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    def _wait_until_empty(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while self._server.registry.capacity.active and time.monotonic() < end and self._draining:
+            time.sleep(_LOOK_S)
+
+    @property
+    def _draining(self) -> bool:
+        return self._unwanted or self._leaving
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
+        """Handle ``SIGTERM``: let the envs go elsewhere, each when it is reset, and end; if told once more, at once."""
+        again, self._leaving = self._leaving, True
+        limit_s = 0.0 if again else self._plan.drain_s
+        # On a thread, for this one may be in the middle of anything.
+        threading.Thread(target=self._leave, args=(limit_s, 128 + number), name="leave", daemon=True).start()
+
+    def _leave(self, limit_s: float, code: int) -> None:
+        self._report()
+        self._wait_until_empty(limit_s)
+        if self._unwanted and limit_s:
+            return  # `_end_when_empty` sees to it
         self.stop()
-        os._exit(128 + number)  # Ray starts this actor anew, on this node or another
+        os._exit(code)  # Ray starts this actor anew, on this node or another
 
     def _go_on_reporting(self) -> None:
         while True:

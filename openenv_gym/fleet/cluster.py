@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from openenv_gym.errors import FleetError
+from openenv_gym.extras import missing
 from openenv_gym.fleet.roster import NAMESPACE
 
-__all__ = ["Berths", "join"]
+__all__ = ["Berths", "join", "uploaded"]
+
+_FOLDERS: Final = ("working_dir", "py_modules")
+"""Keys of Ray's ``runtime_env`` for folders of this machine, which Ray sends when a process joins, and never later."""
 
 
-def join(address: str | None, num_cpus: float) -> bool:
+def join(address: str | None, num_cpus: float, runtime_env: Mapping[str, Any] | None = None) -> bool:
     """Join a Ray cluster, unless this process has already joined one.
 
     Args:
         address: the cluster's address, or ``"auto"`` for the one that runs on this machine; None takes
             ``$RAY_ADDRESS``, or else starts one that ends with this process.
         num_cpus: CPUs that a cluster started here must have. They are only counted, so they may be more than there are.
+        runtime_env: what servers need; see `uploaded`.
 
     Returns:
         whether one was started.
@@ -32,19 +38,48 @@ def join(address: str | None, num_cpus: float) -> bool:
     try:
         import ray
     except ImportError as error:
-        raise ImportError("a RayFleet needs Ray: pip install 'openenv-gym[ray,server]'") from error
+        raise missing(error, "ray") from error
     if ray.is_initialized():
         return False
     address = address or os.environ.get("RAY_ADDRESS") or None
+    options = {"namespace": NAMESPACE, "logging_level": "warning", "runtime_env": _folders(runtime_env)}
     try:
         if address is not None:
-            ray.init(address, namespace=NAMESPACE, logging_level="warning")
+            ray.init(address, **options)
         else:
             cpus = math.ceil(max(os.cpu_count() or 1, num_cpus))
-            ray.init(num_cpus=cpus, namespace=NAMESPACE, include_dashboard=False, logging_level="warning")
+            ray.init(num_cpus=cpus, include_dashboard=False, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:  # a wrong token of Ray's own is a RuntimeError
         raise FleetError(f"can't join the Ray cluster at {address or 'this machine'}: {error}") from error
     return address is None
+
+
+def uploaded(runtime_env: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A ``runtime_env`` for actors of this process's cluster, with the addresses that its folders have there.
+
+    Args:
+        runtime_env: what `join` was given.
+
+    Raises:
+        FleetError: if this process had joined before without these folders.
+    """
+    import ray
+
+    folders = _folders(runtime_env)
+    if runtime_env is None or not folders:
+        return None if runtime_env is None else dict(runtime_env)
+    sent = ray.get_runtime_context().runtime_env
+    if not sent.keys() >= folders.keys():
+        names = " and ".join(sorted(folders))
+        text = f"Ray sends folders only when a process joins, and this one has: give {names} to its ray.init"
+        raise FleetError(f"{text}(runtime_env=…) instead, or join with RayFleet")
+    return {**runtime_env, **{name: sent[name] for name in folders}}
+
+
+def _folders(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The folders among the parts of a ``runtime_env``; addresses need no sending."""
+    given = {name: (runtime_env or {}).get(name) for name in _FOLDERS}
+    return {name: value for name, value in given.items() if value is not None and "://" not in str(value)}
 
 
 class Berths:
@@ -106,7 +141,8 @@ class Berths:
         for group in ray.util.placement_group_table().values():
             match = re.fullmatch(rf"{re.escape(self._fleet)}/(\d+)\+(\d+)", group["name"])
             if match is not None and group["state"] != "REMOVED":
-                found[int(match[1]), int(match[2])] = ray.util.get_placement_group(group["name"])
+                with contextlib.suppress(ValueError):  # another server that ends has removed it since
+                    found[int(match[1]), int(match[2])] = ray.util.get_placement_group(group["name"])
         return found
 
     def _shortage(self, count: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from openenv_gym.errors import FactoryError, FleetError, OptionError
 from openenv_gym.fleet.actors import Directory, EnvServer, FleetPlan
-from openenv_gym.fleet.cluster import Berths, join
+from openenv_gym.fleet.cluster import Berths, join, uploaded
 from openenv_gym.fleet.roster import NAMESPACE, FleetStatus, server_name
 from openenv_gym.launcher import ServerAddress
 from openenv_gym.local import OWNERS_OPTIONS
@@ -48,7 +48,8 @@ class RayFleet:
         num_cpus: CPUs that Ray reserves for a server.
         num_gpus: GPUs for a server.
         resources: custom resources for a server.
-        runtime_env: Ray's ``runtime_env`` for the servers, such as ``{"pip": ["ale-py"]}``.
+        runtime_env: Ray's ``runtime_env`` for the servers, such as ``{"pip": ["ale-py"]}``. Folders (``working_dir``,
+            ``py_modules``) are sent only if this is what joins the cluster.
         token: the servers' token; None makes one up.
         env_kwargs: keyword arguments for the env.
         start_timeout_s: limit in seconds for the start, and for a growth.
@@ -91,6 +92,7 @@ class RayFleet:
         **options: Any,
     ) -> None:
         _check(servers, num_cpus)
+        owns_ray = join(address, servers * num_cpus, runtime_env)
         settings = {**OWNERS_OPTIONS, "env_kwargs": env_kwargs or {}, **options}
         plan = FleetPlan(
             name=name or f"fleet-{secrets.token_hex(4)}",
@@ -98,12 +100,11 @@ class RayFleet:
             spec=spec_of(env) if isinstance(env, str) else None,
             options={**settings, "max_envs": envs_per_server, "token": token or secrets.token_urlsafe(32)},
             bundle={"CPU": num_cpus, **({"GPU": num_gpus} if num_gpus else {}), **(resources or {})},
-            runtime_env=runtime_env,
+            runtime_env=uploaded(runtime_env),
             detached=detached,
             start_timeout_s=start_timeout_s,
             drain_s=drain_s,
         )
-        owns_ray = join(address, servers * num_cpus)
         self._hold(plan, _start_directory(plan), owns_ray=owns_ray)
         try:
             self._add(range(servers))
@@ -187,11 +188,16 @@ class RayFleet:
 
         with self._scaling:
             now = self._ask("numbers")
+            ray.get(self._directory.resize.remote(servers), timeout=_ASK_S)
             for actor in filter(None, map(self._server, (n for n in now if n >= servers))):
                 ray.get(actor.drain.remote(self._plan.drain_s), timeout=_ASK_S)
             new = [n for n in range(servers) if n not in now and not self._kept(n)]
             if new:
-                self._add(new)
+                try:
+                    self._add(new)
+                except BaseException:
+                    ray.get(self._directory.resize.remote(max(now, default=-1) + 1), timeout=_ASK_S)
+                    raise
 
     def close(self) -> None:
         """End the fleet, or leave a detached one to itself; closing twice is fine."""
@@ -308,7 +314,7 @@ def _check(servers: int, num_cpus: float) -> None:
 
 def _raise_first(env: str, problems: Sequence[str | None]) -> None:
     for problem in filter(None, problems):
-        raise FactoryError(env, problem)
+        raise FactoryError.told(env, problem)
 
 
 def _start_directory(plan: FleetPlan) -> Any:

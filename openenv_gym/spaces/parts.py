@@ -12,7 +12,19 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 
 from openenv_gym.errors import SpaceError
 
-__all__ = ["Leaf", "Path", "Space", "leaf_dtype", "leaf_shape", "leaves", "path_name", "same", "sub_spaces"]
+__all__ = [
+    "Leaf",
+    "Path",
+    "Space",
+    "alike",
+    "fits",
+    "leaf_dtype",
+    "leaf_shape",
+    "leaves",
+    "path_name",
+    "same",
+    "sub_spaces",
+]
 
 Space: TypeAlias = gym.Space[Any]
 Path: TypeAlias = tuple[str | int, ...]
@@ -116,3 +128,25 @@ def same(a: Space, b: Space) -> bool:
     return [name for name, _ in ours] == [name for name, _ in theirs] and all(
         same(our, their) for (_, our), (_, their) in zip(ours, theirs, strict=True)
     )
+
+
+def fits(wanted: Space, own: Space) -> bool:
+    """Whether values of a space travel as values of another one, unchanged.
+
+    Keys of a Dict may be missing and stand in another order, and bounds may differ, a Discrete's too. All else, such as
+    shapes and dtypes, is the `same`.
+    """
+    if type(wanted) is not type(own):
+        return False
+    if type(wanted) in (Dict, Tuple):
+        parts, whole = dict(sub_spaces(wanted)), dict(sub_spaces(own))
+        enough = type(wanted) is Dict or len(parts) == len(whole)
+        return enough and all(key in whole and fits(part, whole[key]) for key, part in parts.items())
+    if type(wanted) in (Box, Discrete):
+        return wanted.shape == own.shape and wanted.dtype == own.dtype
+    return same(wanted, own)
+
+
+def alike(a: Space, b: Space) -> bool:
+    """Whether values of either space travel as values of the other one: only the bounds of the two may differ."""
+    return fits(a, b) and fits(b, a)

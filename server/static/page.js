@@ -2,6 +2,7 @@
 
 const $ = (id) => document.getElementById(id);
 const page = $("page");
+const several = Number(page.dataset.processes) > 1;
 
 // ------------------------------------------------------------------------------------------------ how numbers look
 
@@ -47,6 +48,10 @@ function show(now) {
     disconnected: whole(now.disconnected), resumed: whole(now.resumed),
   };
   for (const [id, text] of Object.entries(texts)) $(id).textContent = text;
+  if (several) {
+    const some = now.answering < now.processes ? `${now.answering} of ${now.processes} processes answer` : "";
+    $("processes").textContent = some || `in ${now.processes} processes`;
+  }
   const codes = Object.entries(now.errors).sort((a, b) => b[1] - a[1]);
   $("errors").textContent = whole(codes.reduce((sum, [, count]) => sum + count, 0));
   $("codes").textContent = codes.map(([code, count]) => `${code} ${whole(count)}`).join(", ") || "none";
@@ -107,7 +112,9 @@ function bars(buckets) {
   });
 }
 
-const LABELS = ["Session", "State", "Envs", "Steps/s", "Median", "99 %", "Steps", "Errors", "Open for", ""];
+const LABELS = ["Session", "State", ...(several ? ["Process"] : []), "Envs", "Steps/s", "Median", "99 %", "Steps",
+  "Errors", "Open for", ""];
+const short = ({ name }) => name.split(".").pop().slice(0, 8); // a process and its life may stand before it
 
 function rows(sessions, count) {
   const body = $("rows");
@@ -115,8 +122,8 @@ function rows(sessions, count) {
   const shown = sessions.map((session) => {
     const row = known.get(session.name) ?? newRow(session);
     const state = session.connected ? (session.steps_per_s > 0 || session.running ? "active" : "idle") : "cut";
-    const texts = [session.name.slice(0, 8), null, session.envs, rate(session.steps_per_s), seconds(session.p50),
-      seconds(session.p99), whole(session.steps), whole(session.errors), duration(session.age_s), null];
+    const texts = [short(session), null, ...(several ? [session.process] : []), session.envs,
+      rate(session.steps_per_s), seconds(session.p50), seconds(session.p99), whole(session.steps), whole(session.errors), duration(session.age_s), null];
     texts.forEach((text, i) => { if (text !== null) row.cells[i].lastChild.textContent = text; });
     row.querySelector(".state").className = `state ${{ active: "live", idle: "resting", cut: "broken" }[state]}`;
     row.querySelector(".state-text").textContent = { active: "active", idle: "idle", cut: "no connection" }[state];
@@ -153,7 +160,7 @@ function newRow(session) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Watch";
-    button.setAttribute("aria-label", `Watch frames of session ${session.name.slice(0, 8)}`);
+    button.setAttribute("aria-label", `Watch frames of session ${short(session)}`);
     button.addEventListener("click", () => watch(session));
     row.cells[LABELS.length - 1].lastChild.replaceWith(button);
   }
@@ -202,7 +209,7 @@ let loading = false;
 function watch(session) {
   watched = session.name;
   $("watch").hidden = false;
-  $("watch-name").textContent = session.name.slice(0, 8);
+  $("watch-name").textContent = short(session);
   $("watch-env").max = session.envs - 1;
   $("watch-env").value = 0;
   $("watch-title").focus();
@@ -248,7 +255,11 @@ $("watch-env").addEventListener("change", frame);
 
 let socket = null;
 let episode = { steps: 0, total: 0, over: true };
-let waiting = false;
+let waiting = null; // what was asked and isn't answered yet
+let seed = {}; // of the last reset
+const renders = page.dataset.renders === "yes";
+let frames = renders;
+let lack = ""; // why there are none
 
 const say = (text, bad = false) => {
   $("said").textContent = text;
@@ -267,7 +278,7 @@ function ready() {
 
 function open() {
   return new Promise((resolve, reject) => {
-    const url = new URL(page.dataset.renders === "yes" ? "ws?render=true" : "ws", location.href);
+    const url = new URL(frames ? "ws?render=true" : "ws", location.href);
     url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
     socket = new WebSocket(url);
     socket.onopen = resolve;
@@ -275,7 +286,7 @@ function open() {
     socket.onclose = (event) => {
       reject(new Error("the server refused the connection"));
       socket = null;
-      waiting = false;
+      waiting = null;
       episode.over = true;
       if (event.reason && event.reason !== "closed") say(`The session ended: ${event.reason}`, true);
       ready();
@@ -284,23 +295,32 @@ function open() {
 }
 
 function send(type, data) {
-  waiting = true;
+  waiting = type;
   socket.send(JSON.stringify({ type, data }));
   ready();
 }
 
 function answered({ type, data }) {
-  waiting = false;
+  const asked = waiting;
+  waiting = null;
   if (type === "error") {
-    say(data.message ?? "error", true);
+    const details = (data.errors ?? []).map(({ loc, msg }) => `${loc.join(".")}: ${msg}`).join("; ");
+    const problem = details ? `${data.message.split(":")[0]}: ${details}` : data.message ?? "error";
+    if (asked === "reset" && renders) {
+      frames = !frames; // perhaps it can be played without them; if not, they weren't the reason
+      lack = frames ? "" : `There are no frames: ${problem}`;
+      if (!frames) return send("reset", { ...seed, render: false });
+    }
+    say(problem, true);
     ready();
     return;
   }
+  if (asked === "step") episode.steps += 1; // which one that was refused isn't
   const reward = typeof data.reward === "number" ? data.reward : 0;
   episode.total += reward;
   episode.over = Boolean(data.done);
   const ending = data.truncated ? "truncated" : "over";
-  say((episode.steps ? `Step ${episode.steps}: reward ${number(data.reward)}.` : "The episode begins.") +
+  say((episode.steps ? `Step ${episode.steps}: reward ${number(data.reward)}.` : `The episode begins. ${lack}`) +
     (episode.over ? ` The episode is ${ending}, with a return of ${number(episode.total)}. Reset to begin another.` : ""));
   $("r-steps").textContent = episode.steps;
   $("r-reward").textContent = number(data.reward);
@@ -340,7 +360,6 @@ function draw({ dtype, shape, base64 }) {
 
 function step(action) {
   if (waiting || socket?.readyState !== WebSocket.OPEN) return;
-  episode.steps += 1;
   send("step", action);
 }
 
@@ -369,8 +388,9 @@ $("reset-form").addEventListener("submit", async (event) => {
     return;
   }
   episode = { steps: 0, total: 0, over: true };
-  const seed = $("seed").value;
-  send("reset", seed === "" ? {} : { seed: Number(seed) });
+  const value = $("seed").value;
+  seed = value === "" ? {} : { seed: Number(value) };
+  send("reset", seed);
 });
 
 $("step-form").addEventListener("submit", (event) => {

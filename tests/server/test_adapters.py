@@ -180,3 +180,26 @@ class TestAttributes:
         assert not hasattr(env.env.unwrapped, "levels")
         env.set("levels", 5)
         assert env.get("levels") == 5
+
+
+class TestOneEnvForEachSlot:
+    def test_an_env_in_use_is_no_new_one(self):
+        env = Count()
+        source = EnvSource(lambda: gym.wrappers.TimeLimit(env, 5))
+        first = source.make()
+        with pytest.raises(ValueError, match="the factory returned the same env twice") as caught:
+            source.make()
+        assert isinstance(caught.value, FactoryError)
+        first.close()
+        source.make().close()
+
+    def test_an_env_whose_close_raises_is_in_use_no_more(self):
+        class Stubborn(Count):
+            def close(self):
+                raise OSError("no")
+
+        env = Stubborn()
+        source = EnvSource(lambda: env)
+        with pytest.raises(OSError, match="no"):
+            source.make().close()
+        source.make()

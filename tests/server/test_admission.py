@@ -4,7 +4,10 @@ import asyncio
 import json
 
 import pytest
+from helpers_raw import Raw
+from helpers_server import running
 
+from openenv_gym.server import create_app
 from openenv_gym.server.admission import Admission
 from openenv_gym.server.gate import Gate
 from openenv_gym.server.settings import ServerSettings
@@ -80,6 +83,16 @@ def test_a_body_that_never_arrives():
     assert (sent[0]["status"], codes) == (408, ["TOO_SLOW"])
 
 
+def test_a_client_that_leaves_before_its_body_is_there_is_no_error(capsys):
+    with running(create_app("CartPole-v1")) as url:
+        with Raw(url) as raw:
+            raw.send(b"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        with Raw(url) as raw:  # the server has seen the end of the other one before it answers this one
+            raw.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert "200" in raw.head()
+    assert capsys.readouterr().err == ""
+
+
 class TestTokens:
     @pytest.mark.parametrize(
         "value, expected",
@@ -102,7 +115,7 @@ class TestTokens:
         assert status(token="s3cret") == 401
         assert status() is None
 
-    @pytest.mark.parametrize("path", ["/reset", "/openapi.json", "/docs", "/health/", "/healthy", "/new", "/"])
+    @pytest.mark.parametrize("path", ["/reset", "/openapi.json", "/docs", "/health/", "/healthy", "/new", "//"])
     def test_every_path_is_guarded(self, path):
         assert status(path=path, token="s3cret") == 401
 

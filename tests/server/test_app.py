@@ -309,6 +309,18 @@ class TestAdmission:
         with ws(client.base_url, additional_headers=HEADERS) as socket:
             assert ask(socket, reset())["data"] == FIRST
 
+    @pytest.mark.parametrize("token", [None, "s3cret"])
+    def test_by_default_all_browsers_pages_are_strangers(self, serve, token):
+        client = serve(Count, token=token)
+        headers = HEADERS if token else {}
+        with pytest.raises(websockets.InvalidStatus) as caught:
+            ws(client.base_url, origin="https://evil.example", additional_headers=headers)
+        assert caught.value.response.status_code == 403
+        assert client.post("/reset", json={}, headers={**headers, "origin": "https://evil.example"}).status_code == 403
+        assert client.get("/health").json()["active_envs"] == 0
+        with ws(client.base_url, additional_headers=headers) as socket:  # a program, which sends no origin
+            assert ask(socket, reset())["data"] == FIRST
+
     def test_browsers_of_strangers_stay_outside(self, serve):
         client = serve(Count, allowed_origins=("https://a.org",))
         with pytest.raises(websockets.InvalidStatus) as caught:

@@ -5,8 +5,9 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from helpers_core import FakeConnection, Talk, make_registry, run, until
+from helpers_core import FakeConnection, Talk, make_registry, run
 from helpers_envs import Count, Factory, Gate, Trimmed
+from helpers_wait import until
 
 from openenv_gym import codec
 from openenv_gym.codec import unpack
@@ -219,6 +220,14 @@ class TestOpening:
         assert (failed.code, close) == ("SESSION_ERROR", 1011)
         assert "can't start new thread" in failed.message
         assert "could not be opened" in caplog.text
+
+    def test_an_error_that_nobody_foresaw_about_the_spaces(self, monkeypatch):
+        def broken(*_):
+            raise RuntimeError("no schema")
+
+        monkeypatch.setattr(batch_dialect, "choose", broken)
+        failed, close = refusal(Count)
+        assert (failed.code, failed.message, close) == ("SESSION_ERROR", "RuntimeError: no schema", 1011)
 
     def test_a_client_that_says_nothing(self):
         async def main():

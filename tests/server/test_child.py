@@ -11,7 +11,9 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-from helpers_core import LIMIT_S, wait_until
+from helpers_wait import LIMIT_S, wait_until
+
+from openenv_gym.interpreter import command
 
 TESTS = Path(__file__).resolve().parents[1]
 TOKEN = "hush-hush-hush"
@@ -33,7 +35,7 @@ class Child:
 
     def __enter__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "openenv_gym.server.child"],
+            command("openenv_gym.server.child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -109,8 +111,8 @@ def test_an_id_that_only_the_parent_knows():
 
 
 def test_a_parent_that_ends_before_it_asks():
-    command = [sys.executable, "-m", "openenv_gym.server.child"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+    child = command("openenv_gym.server.child")
+    ended = subprocess.run(child, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 

@@ -24,15 +24,15 @@ def test_observations():
 
 def test_infos():
     info = {"a": (1, np.float32(2)), "b": 3}
-    assert unpack(encoding().info(info)) == info
-    assert encoding(frozenset({"b", "c"})).info(info) == {"b": 3}
-    assert encoding(frozenset()).info(info) == {}
+    assert unpack(encoding().info(info, None)) == info
+    assert encoding(frozenset({"b", "c"})).info(info, None) == {"b": 3}
+    assert encoding(frozenset()).info(info, None) == {}
 
 
 def test_what_is_not_sent_need_not_be_plain():
-    assert encoding(frozenset({"b"})).info({"a": object(), "b": 3}) == {"b": 3}
+    assert encoding(frozenset({"b"})).info({"a": object(), "b": 3}, None) == {"b": 3}
     with pytest.raises(PackError, match=r"info\['a'\]"):
-        encoding().info({"a": object()})
+        encoding().info({"a": object()}, None)
 
 
 def test_values():

@@ -3,11 +3,10 @@
 import threading
 
 import pytest
+from helpers_wait import LIMIT_S
 
 from openenv_gym.server import executor as module
 from openenv_gym.server.executor import Executor, Worker, run_together
-
-LIMIT_S = 30
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import asyncio
 
 import numpy as np
 import pytest
-from helpers_core import Talk, make_registry, run, until
+from helpers_core import Talk, make_registry, run
 from helpers_envs import Count, Factory, Gate, raiser
+from helpers_wait import until
 
 from openenv_gym.codec import unpack
 from openenv_gym.messages import (

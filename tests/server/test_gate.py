@@ -95,7 +95,7 @@ class TestOrigins:
         assert refusal(make(token=None), host="", origin=origin) == 403
 
 
-@pytest.mark.parametrize("path", ["/web", "/web/", "/web/static/page.js"])
+@pytest.mark.parametrize("path", ["/", "/web", "/web/", "/web/static/page.js"])
 def test_the_form_and_static_files_are_open(path):
     assert refusal(make(), path, kind="read") is None
     assert refusal(make(web=False), path, kind="read") == 401
@@ -104,7 +104,7 @@ def test_the_form_and_static_files_are_open(path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/web/events", "/web/frames/a/0", "/web/static", "/web/staticx", "/webx", "/", "/metrics"]
+    "path", ["/web/events", "/web/frames/a/0", "/web/static", "/web/staticx", "/webx", "//", "/metrics"]
 )
 def test_the_rest_is_not(path):
     assert refusal(make(), path, kind="read") == 401

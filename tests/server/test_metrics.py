@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from helpers_faults import FaultProxy, wait_until
+from helpers_faults import FaultProxy
 from helpers_server import running
+from helpers_wait import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect
 

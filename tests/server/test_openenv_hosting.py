@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.utils.env_checker import data_equivalence
+from helpers_faults import FaultProxy
 from helpers_server import running
-from pydantic import Field
+from pydantic import Field, field_serializer
 from starlette.testclient import TestClient
 
 from openenv_gym import RemoteVecEnv
@@ -67,6 +68,7 @@ def toys(envs):
 
         @property
         def state(self):
+            self.threads.add(threading.get_ident())
             return envs.State(episode_id="toy", step_count=self.at)
 
         def close(self):
@@ -98,7 +100,6 @@ class TestArguments:
         [
             ({"max_concurrent_envs": 2, "max_envs": 3}, "two names for one limit"),
             ({"max_concurrent_envs": 2, "concurrency_config": object()}, "two ways to give one limit"),
-            ({"mode": "production"}, "mode 'production' isn't offered"),
             ({"max_concurrent_envs": 0}, "max_envs"),
             ({"nonsense": 1}, "nonsense"),
         ],
@@ -111,6 +112,10 @@ class TestArguments:
         with pytest.raises(TypeError, match="needs both"):
             create_app(toys.toy, toys.move)
         assert create_app(toys.toy).state.registry.source.openenv
+
+    def test_models_in_the_wrong_order(self, toys):
+        with pytest.raises(TypeError, match=r"comes first: create_app\(MyEnvironment, Move, Board\)"):
+            create_app(toys.toy, toys.board, toys.move)
 
     def test_an_instance(self, toys):
         with pytest.raises(TypeError, match="not an instance of Toy: every session needs envs of its own"):
@@ -137,8 +142,10 @@ class TestArguments:
 
         assert create_app(Alone).state.registry.settings.max_envs == 1
         assert create_app(functools.partial(Alone)).state.registry.settings.max_envs == 1
-        with pytest.raises(OptionError, match="Alone doesn't say SUPPORTS_CONCURRENT_SESSIONS"):
-            create_app(Alone, max_concurrent_envs=2)
+        assert create_app(lambda: Alone(limit=2)).state.registry.settings.max_envs == 1
+        for factory in (Alone, lambda: Alone(limit=2)):
+            with pytest.raises(OptionError, match="Alone doesn't say SUPPORTS_CONCURRENT_SESSIONS"):
+                create_app(factory, max_concurrent_envs=2)
 
     def test_a_class_for_one_thread(self, toys):
         class Single(toys.toy):
@@ -176,18 +183,20 @@ class TestInBatches:
             np.testing.assert_array_equal(seen["cells"], [[2] * 3, [0] * 3])
             np.testing.assert_array_equal(infos["final_obs"][1]["cells"], [4] * 3)
 
-    def test_the_same_as_in_openenvs_own_dialect(self, toys, envs):
-        actions = np.random.default_rng(3).integers(0, 2, (40, 3)) * 0
-        rows = []
+    def test_learners_sample_actions_of_their_own(self, toys):
+        with running(hosted(toys)) as url, RemoteVecEnv(url) as one, RemoteVecEnv(url) as other:
+            states = [env.action_space.np_random.bit_generator.state for env in (one, other)]
+        assert states[0] != states[1]
+
+    @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+    def test_the_same_as_in_openenvs_own_dialect(self, toys, mode):
+        runs = []
         with running(hosted(toys)) as url:
             for dialect in (None, "openenv"):
-                with RemoteVecEnv(url, num_envs=3, dialect=dialect) as vec:
-                    vec.reset()
-                    rows.append([vec.step(action) for action in actions])
-        for ours, theirs in zip(*rows, strict=True):
-            assert data_equivalence(ours[0], theirs[0])
-            for mine, other in zip(ours[1:4], theirs[1:4], strict=True):
-                np.testing.assert_array_equal(mine, other)
+                with RemoteVecEnv(url, num_envs=3, dialect=dialect, autoreset_mode=mode) as vec:
+                    runs.append([vec.reset(), *(vec.step([0, 0, 0]) for _ in range(14))])
+        for step, (ours, theirs) in enumerate(zip(*runs, strict=True)):
+            assert data_equivalence(ours, theirs, exact=True), f"step {step}: {ours} != {theirs}"
 
     def test_a_trimmed_field_is_never_touched(self, envs):
         class Look(envs.Action):
@@ -225,6 +234,40 @@ class TestInBatches:
             with pytest.raises(RemoteEnvError, match="three is taken"):
                 vec.step(np.array([0, 1]))
 
+    @pytest.mark.parametrize("serve", ["stock", "ours", "ours in JSON"])
+    @pytest.mark.parametrize("number, name", [(9, "gear"), (3, "count")], ids=["an action", "data of the env's own"])
+    def test_what_does_not_fit_is_told_as_openenvs_servers_do(self, envs, serve, number, name):
+        """They don't tell whose data it was. The other env takes its step all the same."""
+
+        class Careless(envs.Every):
+            def step(self, action, timeout_s=None):
+                return envs.EveryObservation(count="three" if action.gear == 3 else action.gear)
+
+        models = envs.EveryAction, envs.EveryObservation
+        stock, ours = envs.stock_server(Careless, models=models), running(create_app(Careless, *models))
+        given = {"obs_key": "count", "action_key": "gear", "action_space": Discrete(10)}
+        dialect = "openenv" if serve == "ours in JSON" else None
+        with stock if serve == "stock" else ours as url, RemoteVecEnv(url, 2, dialect=dialect, **given) as vec:
+            vec.reset()
+            with pytest.raises(RemoteEnvError, match=rf"^env 0 reported Invalid message: {name}: Input should") as told:
+                vec.step(np.array([number, 5]))
+            assert (told.value.code, told.value.type) == ("VALIDATION_ERROR", "")
+            assert vec.step(np.array([4, 6]))[0].tolist() == [4, 6]
+
+    @pytest.mark.parametrize("serve", ["stock", "ours", "ours in JSON"])
+    def test_choices_are_indices_or_their_words(self, envs, toys, serve):
+        models = toys.move, toys.board
+        stock, ours = envs.stock_server(toys.toy, models=models), running(create_app(toys.toy, *models))
+        dialect = "openenv" if serve == "ours in JSON" else None
+        with stock if serve == "stock" else ours as url, RemoteVecEnv(url, 2, obs_key="score", dialect=dialect) as vec:
+            vec.reset()
+            for wrong in (-1, 2, "up"):  # the other env steps
+                with pytest.raises(RemoteEnvError, match=rf"env 0 .*to: {wrong!r} is not one of 0 'left', 1 'right'"):
+                    vec.step([wrong, 0])
+                vec.reset()
+            assert vec.step([1, 0])[0].tolist() == [1.0, 0.5]
+            assert vec.step(["right", "left"])[0].tolist() == [2.0, 1.0]
+
     def test_an_ignored_seed_is_said(self, toys):
         with running(hosted(toys)) as url, RemoteVecEnv(url, num_envs=1) as vec:
             with pytest.warns(UserWarning, match="seed"):
@@ -245,6 +288,75 @@ class TestInBatches:
         with TestClient(hosted(toys)) as client, client.websocket_connect("/ws") as socket:
             socket.send_json({"type": "state"})
             assert socket.receive_json()["data"] == {"episode_id": "toy", "step_count": 0}
+        assert len(toys.toy.made[-1].threads) == 1
+
+
+class TestWhatItGains:
+    """What a server of OpenEnv's doesn't give the same environment."""
+
+    def test_a_cut_connection_costs_no_step(self, envs):
+        spaces = {"observation_space": Discrete(1000), "obs_key": "count", "action_space": Box(0, 1, ())}
+        app = create_app(envs.Count, envs.CountAction, envs.CountObservation)
+        with running(app) as url, FaultProxy(url) as proxy:
+            with RemoteVecEnv(proxy.url, 2, **spaces) as vec:
+                vec.reset()
+                for step in range(1, 9):
+                    proxy.cut()
+                    assert vec.step(np.zeros(2, np.float32))[0].tolist() == [step] * 2
+            assert app.state.registry.total().resumed > 0
+            assert app.state.registry.total().steps == 16
+
+    def test_a_step_that_takes_too_long_is_given_up(self, envs):
+        app = create_app(envs.Count, envs.CountAction, envs.CountObservation, max_step_s=0.3)
+        with running(app) as url, RemoteVecEnv(url, 2, obs_key="count") as vec:
+            vec.reset()
+            with pytest.raises(RemoteEnvError, match=r"env 1 didn't return from 'step' within 0\.3 second"):
+                vec.step(np.array([0.0, 2.0]))
+
+    def test_metrics(self, toys):
+        with TestClient(hosted(toys)) as client:
+            with client.websocket_connect("/ws") as socket:
+                for message in (
+                    {"type": "reset"},
+                    {"type": "step", "data": {}},
+                    {"type": "step", "data": {"to": "up"}},
+                ):
+                    socket.send_json(message)
+                    socket.receive_json()
+            text = client.get("/metrics").text
+        assert "openenv_gym_steps_total 1.0" in text.splitlines()
+        assert 'openenv_gym_errors_total{code="VALIDATION_ERROR"} 1.0' in text.splitlines()
+
+    def test_metrics_have_what_an_env_fails_with_once(self, envs):
+        with TestClient(create_app(envs.Every)) as client:
+            with client.websocket_connect("/ws") as socket:
+                for data in ({"difficulty": [1]}, {"fail": True}):
+                    socket.send_json({"type": "reset", "data": data})
+                    assert socket.receive_json()["type"] == "error"
+            lines = client.get("/metrics").text.splitlines()
+        assert 'openenv_gym_errors_total{code="VALIDATION_ERROR"} 1.0' in lines
+        assert 'openenv_gym_errors_total{code="EXECUTION_ERROR"} 1.0' in lines
+
+    @pytest.mark.parametrize("query", ["exclude=frame", "include=small"])
+    def test_a_trimmed_field_is_never_dumped(self, envs, query):
+        class Scene(envs.Observation):
+            small: int = 1
+            frame: int = 2
+
+            @field_serializer("frame")
+            def _dump(self, frame):
+                raise AssertionError("it was dumped")
+
+        class Camera(envs.Every):
+            def reset(self, **kwargs):
+                return Scene()
+
+        with TestClient(create_app(Camera, envs.EveryAction, Scene)) as client:
+            with client.websocket_connect(f"/ws?{query}") as socket:
+                socket.send_json({"type": "reset"})
+                seen = socket.receive_json()["data"]["observation"]
+        assert seen["small"] == 1
+        assert "frame" not in seen
 
 
 class TestWithoutSpaces:
@@ -253,7 +365,7 @@ class TestWithoutSpaces:
             with pytest.raises(SpaceError) as caught:
                 RemoteVecEnv(url, num_envs=1)
             assert "Every is an OpenEnv environment that no spaces can be inferred for" in str(caught.value)
-            assert 'or speak its own dialect with dialect="openenv"' in str(caught.value)
+            assert "Say so here, or in the server's create_app(...)" in str(caught.value)
             with RemoteVecEnv(url, num_envs=2, obs_key="board", action_key="gear") as vec:
                 seen, _ = vec.reset()
                 assert seen.shape == (2, 2, 3)
@@ -265,6 +377,22 @@ class TestWithoutSpaces:
 
         app = create_app(Down, obs_key="board", action_key="gear")
         assert app.state.registry.probe.problem == "OSError: no display"
+
+    def test_a_description_that_fails_at_the_start(self, envs, caplog):
+        class Shy(envs.Every):
+            def get_metadata(self):
+                raise OSError("no description")
+
+        with TestClient(create_app(Shy)) as client:
+            assert client.get("/metadata").json()["name"] == "Shy"
+        assert "get_metadata failed" in caplog.text
+
+    def test_tools_need_no_reset_at_the_start(self, envs):
+        class Down(envs.Tools):
+            def reset(self, **kwargs):
+                raise OSError("no display")
+
+        assert create_app(Down, envs.CallToolAction, envs.Observation).state.registry.probe.problem is None
 
     def test_spaces_that_are_given(self, envs):
         space = Box(0, 9, (2, 3), np.int8)
@@ -303,6 +431,10 @@ class TestTrimming:
             bad, good = socket.receive_json()["data"]["results"]
             assert bad == {"error": {"message": "the arm is gone", "code": "EXECUTION_ERROR"}}
             assert good["reward"] == 3
+            socket.send_json({"type": "batch_step", "data": {"actions": [{}, {"gear": 9}]}})
+            refused = socket.receive_json()["data"]
+            assert (refused["code"], refused["message"]) == ("VALIDATION_ERROR", "Invalid message")
+            assert refused["errors"][0]["loc"] == ["data", "actions", 1, "gear"]
             socket.send_json({"type": "state"})
             assert [s["step_count"] for s in socket.receive_json()["data"]["results"]] == [1, 1]
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
+from openenv_gym.refusals import in_words
 from openenv_gym.server import create_app
 
 
@@ -153,6 +154,46 @@ class TestHttp:
                 answer = client.request(method, path, json=body)
                 answers.append((answer.status_code, without_links(answer.json())))
         assert answers[0] == answers[1]
+
+    @pytest.mark.parametrize(
+        "method, path, body, text",
+        [
+            ("GET", "/state", None, "…/state.db is gone"),
+            ("POST", "/reset", {"fail": True}, "no luck"),
+            ("POST", "/reset", {"difficulty": [1]}, "text: Input should be a valid string"),
+            ("POST", "/step", {"action": {"order": "fail"}}, "the arm is gone"),
+            ("POST", "/step", {"action": {"order": "unsendable"}}, "serialize"),
+        ],
+    )
+    def test_what_an_env_fails_with_is_its_servers_fault(self, envs, method, path, body, text):
+        """The status is the same; the body says why here, where OpenEnv's servers say "Internal Server Error"."""
+
+        class Lost(envs.Every):
+            @property
+            def state(self):
+                raise OSError("/home/somebody/state.db is gone")
+
+        for build in (envs.create_app, create_app):
+            app = build(Lost, envs.EveryAction, envs.EveryObservation)
+            with TestClient(app, raise_server_exceptions=False) as client:
+                answer = client.request(method, path, json=body)
+                assert answer.status_code == 500
+        told = answer.json()["detail"]
+        assert told["code"] == "EXECUTION_ERROR"
+        assert text in told["message"] or text in in_words(told["errors"])
+        assert "somebody" not in answer.text
+
+    @pytest.mark.parametrize("declared", [{}, {"state_cls": "MoreState"}], ids=str)
+    def test_of_a_state_only_what_was_declared(self, envs, declared):
+        hosted = envs.Stately, envs.EveryAction, envs.EveryObservation
+        declared = {name: getattr(envs, model) for name, model in declared.items()}
+        answers = []
+        for build in (envs.create_app, create_app):
+            app = build(*hosted, **declared)
+            with TestClient(app) as client:
+                answers.append([client.get("/state").json(), *talk(app, [STATE])])
+        assert answers[0] == answers[1]
+        assert ("speed" in answers[1][0]) is bool(declared)
 
 
 def without_links(data):

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from helpers_core import FakeConnection, run, until
+from helpers_core import FakeConnection, run
+from helpers_wait import until
 
 from openenv_gym.server.outlet import Outlet
 

@@ -6,7 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Dict, Discrete, Text
-from helpers_envs import Busy, Count, Factory, Sleeper, raiser
+from helpers_envs import Busy, Count, Factory, Gate, Sleeper, raiser
+from helpers_wait import wait_until
 
 from openenv_gym.errors import FactoryError, SpaceError
 from openenv_gym.server import probe as module
@@ -112,12 +113,32 @@ class TestWaiting:
         monkeypatch.setattr(module.time, "monotonic", Slow.clock)
         assert look(Slow, seconds=0.02).waits is True
 
-    @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+    @pytest.mark.parametrize(
+        "error, text",
+        [
+            (ValueError("no"), "ValueError: no"),
+            (SystemExit(3), "SystemExit: 3"),
+            (ValueError("\ud800"), "ValueError: ?"),
+        ],
+        ids=["error", "exit", "no text"],
+    )
     @pytest.mark.parametrize("name", ["reset", "step"])
-    def test_an_env_that_can_not_be_tried_out(self, name, error):
-        found = look(Count, on={name: raiser(error)})
+    def test_an_env_that_can_not_be_tried_out(self, caplog, name, error, text):
+        with caplog.at_level("WARNING"):
+            found = look(Count, on={name: raiser(error)})
         assert found.waits is True
+        assert f"an env of Count failed when it was tried out: {text}" in caplog.messages
         assert found.observation_space == Count.observation_space
+
+    @pytest.mark.parametrize("name, result", [("reset", 0), ("step", (0, 0.0, False, {}))])
+    def test_an_env_of_another_api_is_told_as_clients_will_be(self, caplog, name, result):
+        class Old(Busy):
+            pass
+
+        setattr(Old, name, lambda self, *args, **kwargs: result)
+        with caplog.at_level("WARNING"):
+            look(Old)
+        assert f"an env of Old failed when it was tried out: TypeError: the env's {name}() must return" in caplog.text
 
 
 class TestErrors:
@@ -141,6 +162,48 @@ class TestErrors:
             look(factory)
         assert factory.all[0].count("close") == 1
 
+    @pytest.mark.parametrize("space, what", [(None, "isn't set"), (3, "is of int, which is no gymnasium.Space")])
+    @pytest.mark.parametrize("name", ["observation_space", "action_space"])
+    def test_a_space_that_is_none(self, name, space, what):
+        class Bare(Count):
+            pass
+
+        setattr(Bare, name, space)
+        with pytest.raises(SpaceError, match=f"the env's {name} {what}"):
+            probe(EnvSource(Bare), calibrate=False)
+
     def test_an_env_that_can_not_be_closed_can_be_served(self, caplog):
         assert look(Count, on={"close": raiser(RuntimeError("stuck"))}).waits is False
         assert "RuntimeError: stuck" in caplog.text
+
+
+class TestPatience:
+    """With an env that takes longer than anybody waits."""
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch):
+        monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+
+    @pytest.mark.parametrize("name", ["reset", "step", "close"])
+    def test_it_is_served_if_it_hangs_when_it_is_tried_out(self, name, caplog):
+        gate = Gate()
+        factory = Factory(Count, {"on": {name: gate}})
+        found = look(factory)
+        assert found.waits or name == "close"
+        assert found.observation_space == Count.observation_space
+        assert "doesn't come back from its reset, a step or its close within 0.1 seconds" in caplog.text
+        assert "max_step_s" in caplog.text
+        gate.open()
+        (env,) = factory.all
+        wait_until(lambda: env.count("close") == 1, "its end")
+
+    def test_building_it_is_waited_for_with_a_word(self, caplog):
+        gate = Gate()
+        thread = threading.Thread(target=lambda: found.append(look(lambda: gate() or Count(), calibrate=False)))
+        found = []
+        thread.start()
+        wait_until(lambda: "is being built for more than 0.1 seconds" in caplog.text, "a word")
+        assert not found
+        gate.open()
+        thread.join()
+        assert found[0].observation_space == Count.observation_space

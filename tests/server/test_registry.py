@@ -4,8 +4,9 @@ import asyncio
 
 import numpy as np
 import pytest
-from helpers_core import FakeConnection, encoding_of, make_registry, run, until
-from helpers_envs import LIMIT_S, Busy, Count, Factory, Gate, Sleeper, raiser
+from helpers_core import FakeConnection, encoding_of, make_registry, run
+from helpers_envs import Busy, Count, Factory, Gate, Sleeper, raiser
+from helpers_wait import LIMIT_S, until
 
 from openenv_gym.errors import FactoryError, SpaceError
 from openenv_gym.messages import Array, Reset, Step
@@ -170,6 +171,25 @@ class TestCapacity:
 
         run(main())
         assert [env.count("close") for env in factory.envs] == [1]
+
+    def test_building_holds_up_nobody(self):
+        gate = Gate()
+        factory = Factory(Count)
+
+        async def main():
+            registry = make_registry(factory, max_workers=2)
+            other = await opened(registry)
+            factory.kwargs["on"] = {"init": gate}
+            opening = asyncio.create_task(opened(registry))
+            await until(gate.reached.is_set)
+            await other.execute(RESET)
+            assert (await other.execute(a_step(0))).failures == []  # on the loop's thread, or on one for all, it waited
+            assert not opening.done()
+            gate.open()
+            await opening
+            await registry.stop()
+
+        run(main())
 
     @pytest.mark.parametrize("error", [ValueError("oops"), SystemExit(3)])
     def test_envs_that_can_not_be_closed(self, error):
@@ -537,7 +557,7 @@ class TestShutdown:
             assert (registry.capacity.active, registry.workers) == (0, 0)
             assert other.closed
             step.cancel()
-            (worker,) = session.workers
+            (worker,) = session.crew.workers
             return worker
 
         worker = run(main())

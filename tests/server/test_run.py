@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers_core import LIMIT_S, wait_until
 from helpers_envs import Count, Factory, Gate
+from helpers_raw import BINARY, TEXT, Raw, frame
+from helpers_tally import Tally
+from helpers_wait import LIMIT_S, wait_until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -124,6 +126,74 @@ def test_who_never_ends_a_request_is_dropped(said):
                 while silent.recv(65536):
                     pass
         assert isinstance(client.ask(RESET), Observed)  # a WebSocket may be silent for as long as it likes
+
+
+@contextmanager
+def given_much(dialect, **settings):
+    """A server, and a client that is sent eight million bytes or more, of which it has read nothing."""
+    app = create_app(lambda: Tally(width=10**6), ping_interval_s=None, ping_timeout_s=0.5, **settings)
+    with running(app) as (server, url), Raw(url, room=4096) as client:
+        client.shake_hands(subprotocol=dialect)
+        if dialect == SUBPROTOCOL:
+            client.send(frame(BINARY, codec.encode(Hello(version=PROTOCOL_VERSION, num_envs=1))))
+            client.next(BINARY)
+            client.send(frame(BINARY, codec.encode(RESET)))
+        else:
+            client.send(frame(TEXT, b'{"type": "reset"}'))
+        wait_until(lambda: app.state.registry.total().resets == 1)
+        yield server, app.state.registry, client
+
+
+@pytest.mark.parametrize("dialect", [SUBPROTOCOL, None])
+def test_who_takes_nothing_of_what_it_is_sent_is_dropped(dialect):
+    """Such as a process that was stopped: as long as something is left to send, its connection can't be closed."""
+    with given_much(dialect, grace_s=0) as (server, registry, _):
+        wait_until(lambda: registry.capacity.active == 0, "room where a deaf client was")
+        wait_until(lambda: not server.server_state.connections, "the end of its connection")
+
+
+@pytest.mark.parametrize("dialect", [SUBPROTOCOL, None])
+def test_who_takes_it_slowly_is_not(dialect):
+    with given_much(dialect) as (_, registry, client):
+        for _ in range(50):
+            client.take(20_000)  # the kernel asks for more after seconds only
+            threading.Event().wait(0.1)
+        client.take(3_000_000)
+        assert [session.connected for session in registry.sessions.values()] == [True]
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.3])
+@pytest.mark.parametrize("vanishes", [True, False])
+@pytest.mark.parametrize("dialect", [SUBPROTOCOL, None])
+def test_who_leaves_during_a_step_leaves_nothing(dialect, vanishes, limit_s, caplog, capsys):
+    """Its env is closed once, after the step; its room is free then, or once the step has taken too long."""
+    gate = Gate()
+    factory = Factory(Count, {"habits": {1: gate}})
+    app = create_app(factory, grace_s=0, **({"max_workers": 4} if limit_s is None else {"max_step_s": limit_s}))
+    registry = app.state.registry
+    with running(app) as (server, url):
+        with Raw(url) as client:
+            client.shake_hands(subprotocol=dialect)
+            if dialect == SUBPROTOCOL:
+                for message in (Hello(version=PROTOCOL_VERSION, num_envs=1), RESET, a_step(1)):
+                    client.send(frame(BINARY, codec.encode(message)))
+            else:
+                for message in (b'{"type": "reset"}', b'{"type": "step", "data": {"action": 1}}'):
+                    client.send(frame(TEXT, message))
+            assert gate.reached.wait(LIMIT_S)
+            if vanishes:
+                client.vanish()
+        wait_until(lambda: not server.server_state.connections, "the end of its connection")
+        if limit_s is None:
+            assert registry.capacity.active == 1
+            gate.open()
+        wait_until(lambda: registry.capacity.active == 0, "room where a client was")
+        gate.open()
+        (env,) = factory.envs
+        wait_until(lambda: env.count("close"))
+    assert [call.name for call in env.calls] == ["init", "reset", "step", "close"]
+    assert len(env.threads) == 1
+    assert "Traceback" not in caplog.text + "".join(capsys.readouterr())
 
 
 def test_it_says_that_it_has_started_when_it_answers():

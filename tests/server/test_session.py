@@ -5,8 +5,9 @@ import threading
 
 import numpy as np
 import pytest
-from helpers_core import run, until, wait_until
-from helpers_envs import LIMIT_S, Count, Factory, Gate, Meeting, Sleeper, raiser
+from helpers_core import run
+from helpers_envs import Count, Factory, Gate, Meeting, Sleeper, raiser
+from helpers_wait import LIMIT_S, until, wait_until
 
 from openenv_gym.codec import pack, unpack
 from openenv_gym.errors import FactoryError
@@ -123,7 +124,7 @@ class TestAffinity:
         async def main():
             session = await make_session(Count, 8, **place)
             counts = []
-            for worker in set(session.workers):
+            for worker in set(session.crew.workers):
                 worker.submit = lambda job, submit=worker.submit: (counts.append(1), submit(job))
             await session.execute(a_reset())
             all_of_them = len(counts)
@@ -131,7 +132,7 @@ class TestAffinity:
             await session.execute(a_step(0, slots=[3]))
             one_of_them = len(counts)
             await session.close()
-            return all_of_them, one_of_them, len(set(session.workers))
+            return all_of_them, one_of_them, len(set(session.crew.workers))
 
         all_of_them, one_of_them, workers = run(main())
         assert (all_of_them, one_of_them) == (workers, 1)
@@ -418,7 +419,7 @@ class TestLimits:
         # Built at the same time on threads of their own, in any order.
         self.envs = [slot.env.env for slot in session.slots.slots]
         await session.execute(a_reset())
-        self.old_worker = session.workers[1]
+        self.old_worker = session.crew.workers[1]
         reply = await session.execute(doing or a_step(0, 1, 0))
         return session, reply
 
@@ -453,7 +454,7 @@ class TestLimits:
             assert reply.failures == []
             new = session.slots.slots[1].env.env
             assert new is not self.envs[1]
-            assert session.workers[1] is not self.old_worker
+            assert session.crew.workers[1] is not self.old_worker
             assert new.threads.isdisjoint(set().union(*[env.threads for env in self.envs]))
             assert observed(await session.execute(a_step(0, 0, 0))) == [3.0, 1.0, 3.0]
             assert session.executor.workers == 3
@@ -636,11 +637,11 @@ class TestLimits:
     def test_nobody_is_given_up_in_time(self):
         async def main():
             session = await make_session(lambda: Count(100), 4, max_step_s=LIMIT_S)
-            workers = list(session.workers)
+            workers = list(session.crew.workers)
             await session.execute(a_reset())
             for _ in range(20):
                 assert (await session.execute(a_step(0, 0, 0, 0))).failures == []
-            assert session.workers == workers
+            assert session.crew.workers == workers
             await session.close()
 
         run(main())
@@ -747,7 +748,7 @@ class TestClosing:
             closing.cancel()
             step.cancel()
             await asyncio.wait([closing, step])
-            (worker,) = session.workers
+            (worker,) = session.crew.workers
             return worker
 
         worker = run(main())

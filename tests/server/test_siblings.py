@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from helpers_core import run, until
+from helpers_core import run
+from helpers_wait import until
 
 from openenv_gym.server.capacity import Capacity, CapacityReached
 from openenv_gym.server.intercom import Intercom
@@ -26,12 +27,12 @@ class FakeSupervisor:
         async def answer(*arguments):
             self.asked.append((name, *arguments))
             await self.go.wait()
-            return {"reserve": self.full, "expect": self.there, "snapshots": [{"sessions": 1}]}.get(name)
+            return {"reserve": self.full, "expect": self.there, "ask_all": [1, 2], "ask_one": "image"}.get(name)
 
         return answer
 
 
-ANSWERS = ("reserve", "leave", "release", "expect", "snapshots")
+ANSWERS = ("reserve", "leave", "release", "expect", "ask_all", "ask_one")
 
 
 def test_room_is_the_supervisors():
@@ -113,7 +114,16 @@ def test_a_supervisor_that_is_gone_holds_nobody_up():
         await until(lambda: len(supervisor.asked) == 2)
         supervisor.near.hang_up()
         await releasing
-        assert await FakeSupervisor().siblings.snapshots() == [{"sessions": 1}]
+
+    run(talk())
+
+
+def test_questions_go_to_all_or_to_the_owner_of_a_session():
+    async def talk():
+        supervisor = FakeSupervisor()
+        assert await supervisor.siblings.ask_all("look") == [1, 2]
+        assert await supervisor.siblings.ask_owner("2.0.abc", "frame", 3) == "image"
+        assert supervisor.asked == [("ask_all", "look"), ("ask_one", 2, 0, "frame", "2.0.abc", 3)]
 
     run(talk())
 
@@ -121,7 +131,14 @@ def test_a_supervisor_that_is_gone_holds_nobody_up():
 def test_a_process_alone_has_all_of_it():
     async def talk():
         capacity = Capacity(2)
-        alone = Alone(capacity)
+
+        async def frame(session, number):
+            return session, number
+
+        async def look():
+            return "look"
+
+        alone = Alone(capacity, {"frame": frame, "look": look})
         await alone.reserve(2)
         with pytest.raises(CapacityReached):
             await alone.reserve(1)
@@ -133,5 +150,7 @@ def test_a_process_alone_has_all_of_it():
             None,
             None,
         )
+        assert await alone.ask_all("look") == ["look"]
+        assert await alone.ask_owner("abc", "frame", 3) == ("abc", 3)
 
     run(talk())

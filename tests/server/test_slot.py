@@ -161,3 +161,38 @@ class TestClosing:
 
 def test_metadata_is_read_when_it_is_built(slot):
     assert slot.metadata["render_fps"] == 4
+
+
+class OfOldGym(gym.Env):
+    """An env as before Gymnasium: no info at the reset, and one end."""
+
+    observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
+    first, later = (1, {}), (1, 0.0, False, {})
+
+    def reset(self, *, seed=None, options=None):
+        return self.first
+
+    def step(self, action):
+        return self.later
+
+
+@pytest.mark.parametrize("first, told", [(1, "a int"), ([0.0, 1.0], "a list"), ((1, {}, 3), "3 values")], ids=str)
+def test_a_reset_without_an_info(first, told):
+    class Mine(OfOldGym):
+        pass
+
+    Mine.first = first
+    with pytest.raises(TypeError, match=rf"reset\(\) must return \(observation, info\), not {told}"):
+        Slot(EnvSource(Mine).make).reset()
+
+
+@pytest.mark.parametrize("later, told", [((1, 0.0, False, {}), "4 values"), (None, "a NoneType")], ids=str)
+def test_a_step_of_four_values(later, told):
+    class Mine(OfOldGym):
+        pass
+
+    Mine.later = later
+    slot = Slot(EnvSource(Mine).make)
+    slot.reset()
+    with pytest.raises(TypeError, match=rf"terminated, truncated, info\), not {told}"):
+        slot.step(0, None)

@@ -38,7 +38,7 @@ def reset(slots, numbers=None, seeds=None, options=None):
     numbers = range(slots.count) if numbers is None else numbers
     count = len(numbers)
     page = slots.begin()
-    slots.reset(page, list(enumerate(numbers)), seeds or [None] * count, options or [None] * count)
+    slots.reset(page, list(enumerate(numbers)), seeds or [None] * count, options or [None] * count, sticky=False)
     slots.end(page)
     return page.observed(1, count)
 

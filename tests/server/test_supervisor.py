@@ -10,13 +10,15 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import psutil
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from helpers_cli import Running
-from helpers_faults import FaultProxy, wait_until
+from helpers_faults import FaultProxy
 from helpers_tally import Placed, Tally
+from helpers_wait import wait_until
 from test_cli import write_certificate
 
 from openenv_gym import LocalServer, RemoteVecEnv
@@ -156,6 +158,57 @@ def test_a_process_that_dies_takes_only_its_own_rows(server, connect):
     assert health(server)["processes"] == 2
 
 
+# ------------------------------------------------------------------------------------------------- the page
+
+
+@contextlib.contextmanager
+def looks(client):
+    """What the page is told, once a second."""
+    with client.stream("GET", "/web/events") as stream:
+        yield (json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line)
+
+
+def test_the_page_shows_the_sessions_of_all_processes(server, connect):
+    envs, other = connect(4), connect(3, connections=1)
+    envs.reset(), other.reset()
+    headers = {"Authorization": f"Bearer {server.token}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=20) as client:
+        assert 'data-processes="2"' in client.get("/web").text
+        with looks(client) as seen:
+            first = next(seen)
+            envs.step([0] * 4)
+            last = next(seen)
+    assert (first["processes"], first["answering"], first["sessions"], first["envs"]) == (2, 2, 3, 7)
+    assert last["steps"] == first["steps"] + 4
+    assert sorted(session["envs"] for session in last["list"]) == [2, 2, 3]
+    assert {session["process"] for session in last["list"]} == {0, 1}
+    assert last["memory_bytes"] > sum(process.memory_info().rss for process in processes_of(server.pid)) / 2
+
+
+def test_a_frame_comes_from_the_process_that_has_the_session():
+    with (
+        LocalServer("CartPole-v1", workers=2) as server,
+        RemoteVecEnv(server.url, 2, token=server.token, render_mode="rgb_array") as envs,
+        httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, timeout=20) as client,
+    ):
+        envs.reset()
+        with looks(client) as seen:
+            names = [session["name"] for session in next(seen)["list"]]
+        assert {name.partition(".")[0] for name in names} == {"0", "1"}
+        for name in names:
+            for _ in range(2):  # each process is asked, for connections are taken in turn
+                answer = client.get(f"/web/frames/{name}/0", headers={"Connection": "close"})
+                assert answer.content.startswith(b"\x89PNG")
+        process, _, rest = names[0].partition(".")
+        for gone in (f"{process}.{rest}x", f"{process}.1.abc", "7.0.abc", "-1.0.abc", "abc"):
+            assert client.get(f"/web/frames/{gone}/0").status_code == 204
+        killed = processes_of(server.pid)[0]
+        killed.kill()
+        wait_until(lambda: health(server)["processes"] == 2 and not killed.is_running())
+        answers = [client.get(f"/web/frames/{name}/0").status_code for name in names]
+        assert sorted(answers) == [200, 204]
+
+
 # -------------------------------------------------------------------------------------------------- ends
 
 
@@ -168,6 +221,7 @@ def test_tls_and_the_end(tmp_path):
     ):
         processes = processes_of(serving.process.pid)
         assert "capacity      1024 envs, in 2 processes" in serving.output
+        assert serving.errors.startswith("starting 2 processes …\n")  # which may take long
         context = ssl.create_default_context(cafile=str(certificate))
         envs = RemoteVecEnv(proxy.url.replace("http", "https"), 4, ssl=context)
         before = pids(envs)

@@ -6,9 +6,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from helpers_faults import FaultProxy, wait_until
+from helpers_faults import FaultProxy
 from helpers_server import running
 from helpers_vector import Noting, cartpole, parts, tallies
+from helpers_wait import wait_until
 
 from openenv_gym import EnvClient, RemoteEnv, RemoteVecEnv, errors
 from openenv_gym.sb3 import SB3VecEnv

@@ -11,9 +11,10 @@ import httpx
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
+from helpers_envs import raiser
 from helpers_server import running
 
-from openenv_gym import RemoteVecEnv
+from openenv_gym import LocalServer, RemoteVecEnv
 from openenv_gym.server import create_app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -55,8 +56,13 @@ class TestHttp:
         assert 'type="password"' in answer.text
         assert "Try it" not in answer.text
         assert TOKEN not in answer.text
-        for path in ("/web/events", "/web/frames/x/0", "/metrics", "/"):
+        for path in ("/web/events", "/web/frames/x/0", "/metrics"):
             assert httpx.get(cartpole + path).status_code == 401
+
+    def test_the_printed_address_leads_a_browser_to_the_form(self, cartpole):
+        answer = httpx.get(cartpole, follow_redirects=True)
+        assert (answer.status_code, answer.url.path) == (200, "/web")
+        assert 'type="password"' in answer.text
 
     def test_signing_in_and_out(self, cartpole):
         own = {"origin": cartpole}
@@ -155,19 +161,19 @@ def visit(browser):
     assert problems == []
 
 
-def sign_in(page):
-    page.get_by_label("Token").fill(TOKEN)
+def sign_in(page, token=TOKEN):
+    page.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
     page.locator("#link.live").wait_for()
 
 
 @contextlib.contextmanager
-def training(url, **options):
+def training(url, token=TOKEN, **options):
     """A learner that steps as long as this lasts."""
     end = threading.Event()
 
     def learn():
-        with RemoteVecEnv(url, 4, token=TOKEN, **options) as envs:
+        with RemoteVecEnv(url, 4, token=token, **options) as envs:
             envs.reset(seed=1)
             while not end.wait(0.002):
                 envs.step(np.zeros(4, np.int64))
@@ -201,7 +207,9 @@ class TestInABrowser:
 
     def test_an_env_is_tried_with_the_keyboard_alone(self, visit, cartpole):
         page = visit(cartpole)
-        page.keyboard.type(TOKEN)  # the form's only field has the focus
+        # autofocus is given when the page is first drawn, which may be after it was loaded.
+        page.wait_for_function("document.activeElement.id === 'token'")
+        page.keyboard.type(TOKEN)
         page.keyboard.press("Enter")
         page.locator("#link.live").wait_for()
         page.keyboard.press("Tab")
@@ -237,6 +245,30 @@ class TestInABrowser:
             assert page.evaluate("document.documentElement.scrollWidth") == 360
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 21, 20)"
 
+    def test_several_processes_are_shown_as_one_server(self, visit):
+        with (
+            LocalServer("CartPole-v1", workers=2) as server,
+            training(server.url, server.token, render_mode="rgb_array"),
+        ):
+            page = visit(server.url)
+            sign_in(page, server.token)
+            rows = page.locator("#rows tr[data-name]")
+            rows.nth(1).wait_for()
+            assert page.get_by_text("in 2 processes").is_visible()
+            assert page.locator("#envs").text_content() == "4"
+            assert sorted(rows.locator("td[data-label=Process]").all_text_contents()) == ["0", "1"]
+            frame = page.locator("#watch-frame")
+            for row in rows.all():
+                row.get_by_role("button", name="Watch").click()
+                frame.wait_for()
+                assert frame.get_attribute("src").startswith("data:image/png")
+                page.get_by_role("button", name="Stop").click()
+                frame.wait_for(state="hidden")
+            page.get_by_role("button", name="Reset").click()
+            page.get_by_text("The episode begins.").wait_for()
+            rows.nth(2).wait_for()
+            page.close()  # before its server ends
+
     def test_actions_of_all_kinds(self, visit):
         with running(create_app(Arm)) as url:
             page = visit(url)
@@ -260,3 +292,60 @@ class TestInABrowser:
             page.get_by_label("word").fill('"xyz"')
             page.get_by_role("button", name="Step").click()
             page.locator("#said.problem", has_text="word").wait_for()
+
+    def test_what_cannot_be_drawn_is_played_without_frames(self, visit, monkeypatch):
+        lack = gym.error.DependencyNotInstalled("pygame is not installed")
+        monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleEnv.render", raiser(lack))
+        with running(create_app("CartPole-v1")) as url:
+            page = visit(url)
+            page.locator("#link.live").wait_for()
+            for _ in range(2):
+                page.get_by_role("button", name="Reset").click()
+                page.get_by_text("The episode begins. There are no frames: pygame is not installed").wait_for()
+                page.get_by_role("button", name="1", exact=True).click()
+                page.get_by_text("Step 1: reward 1.").wait_for()
+                page.get_by_role("button", name="Close").click()
+                page.get_by_text("Closed. Reset to begin again.").wait_for()
+
+    def test_a_reset_that_fails_with_and_without_frames_says_why_once(self, visit, monkeypatch):
+        class Lost(gym.Wrapper):
+            def reset(self, **kwargs):
+                raise ValueError("no map42")
+
+        with running(
+            create_app(lambda render_mode=None: Lost(gym.make("CartPole-v1", render_mode=render_mode)))
+        ) as url:
+            page = visit(url)
+            page.locator("#link.live").wait_for()
+            page.get_by_role("button", name="Reset").click()
+            page.locator("#said.problem", has_text=re.compile("^no map42$")).wait_for()
+
+    def test_an_openenv_environment_is_tried(self, visit):
+        helpers_openenv = pytest.importorskip("helpers_openenv")  # which takes long to import
+        every = (helpers_openenv.Every, helpers_openenv.EveryAction, helpers_openenv.EveryObservation)
+        with running(create_app(*every)) as url:
+            page = visit(url)
+            page.locator("#link.live").wait_for()
+            action = page.get_by_label("action")
+            begin = json.loads(action.input_value())  # what the schema suggests is an action that the env takes
+            assert (begin["turn"], begin["gear"], begin["arm"]["joint"]) == ("left", 1, 0)
+            page.get_by_role("button", name="Reset").click()
+            page.get_by_text("The episode begins.").wait_for()
+            page.get_by_role("button", name="Step").click()
+            page.get_by_text("Step 1: reward 1.").wait_for()
+            action.fill(json.dumps({**begin, "turn": "right", "arm": {"joint": 3, "angle": 0.5}, "scale": 2.5}))
+            page.get_by_role("button", name="Step").click()
+            page.get_by_text("Step 2: reward 2.5.").wait_for()
+            assert page.locator("#r-return").text_content() == "3.5"
+            lines = page.locator("#observation").text_content().splitlines()
+            assert {"count: 2", 'turn: "right"', 'arm: {"joint": 3, "angle": 0.5}'} <= set(lines)
+            action.fill('{"gear": 7, "hold": "maybe"}')
+            page.get_by_role("button", name="Step").click()
+            page.locator("#said.problem", has_text="Invalid message: gear: Input should be").wait_for()
+            page.locator("#said.problem", has_text="; hold: Input should be").wait_for()
+            action.fill('{"order": "end"}')
+            page.get_by_role("button", name="Step").click()
+            page.get_by_text("Step 3: reward").wait_for()  # the one that was refused isn't counted
+            page.get_by_text("The episode is over, with a return of 3.5.").wait_for()
+            page.get_by_text("Schema of an action").click()
+            page.get_by_text('"maximum": 6').wait_for()
