@@ -14,6 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from openenv_gym import RemoteVecEnv
 
 RUNS = 5
 PACKAGES = ("gymnasium", "numpy", "websockets", "msgspec", "fastapi", "uvicorn", "stable-baselines3", "openenv")
@@ -49,11 +55,13 @@ class Report:
         title: what was measured.
         rows: name, median and range of each candidate, with the unit.
         goals: the comparisons.
+        tried: what was tried to reach the goals, and what it did, in Markdown; shown where one is missed.
     """
 
     title: str
     rows: list[tuple[str, str]] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
+    tried: str = ""
 
     def compare(
         self, results: dict[str, list[float]], ours: str, theirs: str, goal: float, *, at_most: bool = False
@@ -70,6 +78,8 @@ class Report:
             for goal in self.goals:
                 sign, mark = ("≤" if goal.at_most else "≥"), ("met" if goal.met else "**missed**")
                 lines.append(f"| {goal.name} | {goal.ratio:.3g} | {sign} {goal.goal:g} | {mark} |")
+        if self.tried and not all(goal.met for goal in self.goals):
+            lines += ["", "What was tried:", "", self.tried.strip()]
         return "\n".join(lines) + "\n"
 
 
@@ -94,6 +104,15 @@ def add_rows(report: Report, results: dict[str, list[float]], unit: str) -> None
     for name, values in results.items():
         low, middle, high = min(values), statistics.median(values), max(values)
         report.rows.append((name, f"{middle:,.4g} {unit} ({low:,.4g} to {high:,.4g})"))
+
+
+def add_anatomy(report: Report, env: RemoteVecEnv, actions: NDArray[Any], steps: int = 1000) -> None:
+    """Put into a report where the time of a vector step goes."""
+    env.stats(collect=True)
+    for _ in range(steps):
+        env.step(actions)
+    shares = env.stats().shares()
+    report.rows += [(f"mean µs of a vector step: {part.name}", f"{part.mean_us:.0f}") for part, _ in shares]
 
 
 def rate(step: Callable[[], object], per_step: int, seconds: float = 1.0) -> float:

@@ -21,6 +21,14 @@ from harness import Report, add_rows, machine
 from openenv.core.env_server import Action, Environment, Observation, State
 from pydantic import Field
 
+TRIED = """
+* Of a vector step's 1.3 ms the envs' loop takes 0.65 ms; the environments and their models alone take 0.40 ms. The rest
+  is the way through the threads, see S1. OpenEnv's server and client take 11 to 13 ms.
+* Writing down the observations after all steps rather than after each would save about 0.1 ms, as the two say when they
+  are measured apart: the code of both no longer takes turns in the caches. Not kept, for environments may share what
+  they return.
+"""
+
 
 class PushAction(Action):
     """Which way to push."""
@@ -163,6 +171,7 @@ def hosting(envs=64, seconds=4.0, rounds=5):
     report = Report(f"The same OpenEnv environment hosted by both, N={envs}, env steps per second")
     add_rows(report, results, "steps/s")
     report.compare(results, ours, stock, 10)
+    report.tried = TRIED
     return report
 
 

@@ -12,6 +12,14 @@ from vector_steps import openenv_steps
 
 from openenv_gym import RemoteVecEnv
 
+TRIED = """
+* Kept: one writer for all replies of a link, no wait for a request that has ended, no search for misfits where there
+  are none. The client's CPU time for an env step went from about 165 µs to 117; OpenEnv's takes about 105.
+* Kept: all replies of a vector step are read as one. From about 122 µs to 100 in the same run.
+* The rest is the same for both: one message each way for each env, and OpenEnv's server, which takes about 200 µs of
+  CPU time for each.
+"""
+
 
 def s9(num_envs: int = 64) -> Report:
     """Env steps per second against a stock server."""
@@ -34,6 +42,7 @@ def s9(num_envs: int = 64) -> Report:
         )
     add_rows(report, results, "steps/s")
     report.compare(results, "RemoteVecEnv", "OpenEnv's client", 1.0)
+    report.tried = TRIED
     return report
 
 

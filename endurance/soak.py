@@ -25,7 +25,8 @@ import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, ServerProcess, wait_until
+from helpers_faults import DEAF, DOWN, FIN, RST, UP, FaultProxy, ServerProcess
+from helpers_wait import wait_until
 
 from openenv_gym import RemoteVecEnv
 from openenv_gym.errors import OpenEnvGymError
