@@ -1,6 +1,6 @@
 """RLlib's PPO on envs of a fleet: Ray runs the learner, its env runners and the servers; steps go over WebSockets.
 
-    pip install 'openenv-gym[ray]' torch dm-tree lz4 ormsgpack pyarrow scipy tensorboardX
+    pip install '.[ray]' torch dm-tree lz4 ormsgpack pyarrow scipy tensorboardX
     python examples/rllib_fleet.py
 
 Each env runner connects to one of the servers. The packages are those of RLlib's own extra, which can't be used itself:
