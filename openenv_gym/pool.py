@@ -136,12 +136,12 @@ class Pool:
         try:
             in_time = self.look_out(call.wait, timeout_s)
         except BaseException:
-            self._abandon(call, requests)
+            self._abandon(_late(call.results, requests))
             raise
+        results = list(call.results)  # now, for whoever is abandoned gets an error there
+        late = _late(results, requests)
         if not in_time:
-            self._abandon(call, requests)
-        results = list(call.results)
-        late = [i for result, (i, _) in zip(results, requests, strict=True) if result is None]
+            self._abandon(late)
         if not late:
             return [result for result in results if result is not None]
         timeout = ReplyTimeout(
@@ -188,9 +188,7 @@ class Pool:
             except Exception as error:  # noqa: BLE001 - such as a seed too large to be sent; the caller raises it
                 deliver(error)
 
-    def _abandon(self, call: _Call, requests: Sequence[tuple[int, Request]]) -> None:
-        late = [i for result, (i, _) in zip(list(call.results), requests, strict=True) if result is None]
-
+    def _abandon(self, late: Sequence[int]) -> None:
         def abandon() -> None:
             for i in late:
                 self.links[i].abandon()
@@ -213,6 +211,11 @@ class Pool:
         """What is left to be closed, for whoever asks first; nothing in a forked child."""
         left, self._open = self.links if self._open and os.getpid() == self._pid else [], False
         return left
+
+
+def _late(results: Sequence[Reply | Exception | None], requests: Sequence[tuple[int, Request]]) -> list[int]:
+    """The links that haven't replied."""
+    return [i for result, (i, _) in zip(list(results), requests, strict=True) if result is None]
 
 
 def close_all(pools: Sequence[Pool], timeout_s: float) -> None:
