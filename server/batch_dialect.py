@@ -124,7 +124,7 @@ async def _begin(registry: Registry, connection: Connection, hello: Hello) -> Se
     try:
         await session.attach(connection, [codec.encode(_welcome(registry, session, hello, chosen))])
     except BaseException:  # nobody can ever resume it
-        await asyncio.shield(registry.end(session))
+        await registry.end(session)
         raise
     return session
 

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -254,7 +254,13 @@ class Registry:
             raise GoingAway
 
     async def end(self, session: Session) -> None:
-        """Close a session and give its room back; closing twice is fine."""
+        """Close a session and give its room back; closing twice is fine. It goes on if who waits for it is cancelled.
+
+        So does uvicorn, a second after it was told to shut down, with whatever serves a connection.
+        """
+        await asyncio.shield(self._background(self._end(session)))
+
+    async def _end(self, session: Session) -> None:
         self._cancel_grace(session)
         found = self.sessions.pop(session.name, None)
         if found is not None:
@@ -307,11 +313,15 @@ class Registry:
 
         async def dismiss() -> None:
             try:
-                await self.end(session)
+                await self._end(session)
             finally:
                 await session.disconnect(code, reason)
 
-        ending = asyncio.create_task(dismiss())
+        return self._background(dismiss())
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin to end a session; `stop` waits for it."""
+        ending = asyncio.create_task(work)
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
         return ending

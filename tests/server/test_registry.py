@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from helpers_core import FakeConnection, encoding_of, make_registry, run
+from helpers_core import STEP_S, FakeConnection, encoding_of, make_registry, run, skip
 from helpers_envs import Busy, Count, Factory, Gate, Sleeper, raiser
 from helpers_wait import LIMIT_S, until
 
@@ -338,6 +338,24 @@ class TestGrace:
 
 
 class TestIdleness:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        """The clock that sessions are idle by; the test sets it."""
+
+        class Clock:
+            now = 0.0
+
+            def monotonic(self):
+                return self.now
+
+            def later(self, env=None):
+                self.now += 10
+
+        clock = Clock()
+        monkeypatch.setattr(registry_module, "time", clock)
+        monkeypatch.setattr(session_module, "time", clock)
+        return clock
+
     def test_it_is_limited_by_default(self):
         async def main():
             registry = make_registry(Count)
@@ -365,7 +383,7 @@ class TestIdleness:
         run(main())
         assert [call.name for call in factory.envs[0].calls] == ["init", "close"]
 
-    def test_a_step_that_takes_long_is_not_idle(self):
+    def test_a_step_that_takes_long_is_not_idle(self, clock):
         gate = Gate()
 
         async def main():
@@ -375,33 +393,23 @@ class TestIdleness:
             await busy.execute(RESET)
             step = asyncio.create_task(busy.execute(a_step(1)))
             await until(gate.reached.is_set)
-            for _ in range(3):  # ten times the limit, as the reaper sees it
+            for _ in range(3):  # each time the reaper sees both
+                clock.later()
                 await until(lambda: idle.name not in registry.sessions)
                 idle = await opened(registry)
             assert busy.name in registry.sessions
             gate.open()
             assert (await step).failures == []
-            assert busy.name in registry.sessions  # the time began anew
+            assert registry._idle(0.02) == []  # the time began anew
+            clock.later()
             await until(lambda: not registry.sessions)
             await registry.stop()
 
         run(main())
 
-    def test_what_counts(self, monkeypatch):
+    def test_what_counts(self, clock):
         """Neither the time for building nor that for a request; both begin it anew."""
-
-        class Clock:
-            now = 0.0
-
-            def monotonic(self):
-                return self.now
-
-            def later(self, env=None):
-                self.now += 10
-
-        clock, factory = Clock(), Factory(Count)
-        monkeypatch.setattr(registry_module, "time", clock)
-        monkeypatch.setattr(session_module, "time", clock)
+        factory = Factory(Count)
 
         async def main():
             registry = make_registry(factory, max_workers=1)
@@ -422,7 +430,7 @@ class TestIdleness:
 
         run(main())
 
-    def test_building_is_not_idle(self):
+    def test_building_is_not_idle(self, clock):
         gate = Gate()
         factory = Factory(Count)
 
@@ -432,10 +440,13 @@ class TestIdleness:
             factory.kwargs["on"] = {"init": gate}
             registry.start()
             opening = asyncio.create_task(opened(registry))
+            await until(gate.reached.is_set)
+            clock.later()
             await until(lambda: idle.name not in registry.sessions)
             gate.open()
             session = await opening
             assert session.name in registry.sessions
+            assert registry._idle(0.02) == []
             await registry.stop()
 
         run(main())
@@ -545,14 +556,17 @@ class TestShutdown:
         factory = Factory(Count, {"habits": {1: gate}})
 
         async def main():
-            registry = make_registry(factory, shutdown_s=0.05, max_workers=2)
+            registry = make_registry(factory, shutdown_s=STEP_S, max_workers=2)
             session, connection = await opened(registry), FakeConnection()
             other = await opened(registry)
             await session.attach(connection, [])
             await session.execute(RESET)
             step = asyncio.create_task(session.execute(a_step(1)))
             await until(gate.reached.is_set)
-            await registry.stop()
+            stopping = asyncio.create_task(registry.stop())
+            await until(lambda: registry.capacity.active == 1, "the end of the other one")
+            skip(STEP_S)
+            await stopping
             assert connection.closed == (1012, "the server is shutting down")
             assert (registry.capacity.active, registry.workers) == (0, 0)
             assert other.closed
@@ -562,12 +576,14 @@ class TestShutdown:
 
         worker = run(main())
         (record,) = (record for record in caplog.records if record.getMessage() == "sessions did not end in time")
-        assert (record.sessions, record.limit_s) == (1, 0.05)
+        assert (record.sessions, record.limit_s) == (1, STEP_S)
         gate.open()
         assert worker.join(LIMIT_S)
         assert [env.count("close") for env in factory.envs] == [1, 1]
 
-    def test_what_began_to_end_before_is_waited_for(self):
+    @pytest.mark.parametrize("how", ["grace", "client", "cancelled"])
+    def test_what_began_to_end_before_is_waited_for(self, how):
+        """Also if the client left, and uvicorn cancels what served its connection."""
         gate = Gate()
         factory = Factory(Count)
 
@@ -575,8 +591,14 @@ class TestShutdown:
             registry = make_registry(factory, grace_s=0)
             factory.kwargs["on"] = {"close": gate}
             session = await opened(registry)
-            registry.disconnected(session)
-            await until(gate.reached.is_set)
+            if how == "grace":
+                registry.disconnected(session)
+                await until(gate.reached.is_set)
+            else:
+                ending = asyncio.create_task(registry.end(session))
+                await until(gate.reached.is_set)
+                if how == "cancelled":
+                    ending.cancel()
             stopping = asyncio.create_task(registry.stop())
             await asyncio.wait([stopping], timeout=0.02)
             assert not stopping.done()
