@@ -70,8 +70,9 @@ class BatchEncoding:
 
     def info(self, info: dict[str, Any], observation: Any) -> dict[str, Any]:
         """See `Encoding.info`."""
-        if not info:  # as usual
-            return {}
+        return self._packed(info) if info else {}
+
+    def _packed(self, info: dict[str, Any]) -> dict[str, Any]:
         wanted = info if self._info_keys is None else {k: v for k, v in info.items() if self._wants(k)}
         packed: dict[str, Any] = pack(wanted, "info")
         return packed

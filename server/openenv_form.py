@@ -9,6 +9,7 @@ session.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,16 +188,17 @@ class OpenEnvBatchEncoding(BatchEncoding):
 
     def info(self, info: dict[str, Any], observation: Any) -> dict[str, Any]:
         """See `Encoding.info`."""
-        try:
-            packed = super().info(info, observation)
-        except PackError:
-            packed = super().info(
-                {key: _sendable(value) for key, value in info.items() if self._wants(key)}, observation
-            )
+        packed = self._packed(info) if info else {}
         if self._mask is None:
             return packed
         mask = self._mask.read(_shown(observation, {self._mask.key}))
         return {**packed, ACTION_MASK: pack(mask, ACTION_MASK)}
+
+    def _packed(self, info: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return super()._packed(info)
+        except PackError:
+            return super()._packed({key: _sendable(value) for key, value in info.items() if self._wants(key)})
 
 
 def _maker(action: Fields, models: Models) -> Callable[[Any], Any]:
@@ -204,6 +206,9 @@ def _maker(action: Fields, models: Models) -> Callable[[Any], Any]:
     model, only = models.action, action.only
     plain_already = [(leaf.path, leaf.is_array) for leaf in leaves(action.space)] == [((), True)]
     if only is not None and plain_already and not (action.labels or action.lone) and not models.tool_actions:
+        if inspect.getattr_static(model, "model_validate", None) is vars(BaseModel)["model_validate"]:
+            # which does no more than this
+            return lambda value: model.__pydantic_validator__.validate_python({only: value})
         return lambda value: model.model_validate({only: value})
     return lambda value: models.action_of(action.labelled(plain(value)))
 

@@ -60,6 +60,7 @@ class Page:
         self._debug = debug
         self._observations = encoding.writer(len(slots))
         self._final_observations = encoding.writer(len(slots), final=True)
+        self._write, self._info = self._observations.write, encoding.info
         self.clear()
 
     def clear(self) -> None:
@@ -74,15 +75,15 @@ class Page:
 
     def write(self, position: int, observation: Any, info: dict[str, Any]) -> None:
         """Write an observation and an info, keeping no reference to them."""
-        self._observations.write(position, observation)
-        encoded = self._encoding.info(info, observation)
+        self._write(position, observation)
+        encoded = self._info(info, observation)
         if encoded:
             self.infos[position] = encoded
 
     def write_final(self, position: int, observation: Any, info: dict[str, Any]) -> None:
         """Write how an episode ended whose env is reset in the same step."""
         self._final_observations.write(position, observation)
-        self.final_infos[position] = self._encoding.info(info, observation)
+        self.final_infos[position] = self._info(info, observation)
 
     def write_value(self, position: int, value: Any) -> None:
         """Write what a call returned."""

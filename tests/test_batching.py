@@ -17,7 +17,7 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector.utils import concatenate, create_empty_array
 from helpers_spaces import MALFORMED_LEAVES, NAMED, arrays_in, every_space, identical, samples, share_memory, short
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openenv_gym import batching
@@ -51,6 +51,16 @@ def sent(space, values, positions=None):
         writer.write(position, value)
     batch = writer.batch(len(values) if positions is None else positions)
     return decode_reply(encode(Observed(1, batch, {}, []))).observations
+
+
+def outcome(make):
+    """An array's numbers, or why there is none, as text, in which nan equals nan."""
+    try:
+        with np.errstate(over="ignore"):
+            array = make()
+    except SpaceError as error:
+        return str(error)
+    return f"{array.dtype.name} {array.tolist()}"
 
 
 class TestObservations:
@@ -221,6 +231,33 @@ class TestBatchWriter:
         writer = BatchWriter(space, 1)
         writer.write(0, value)
         assert identical(BatchReader(space, 1).rows(writer.batch(1), 1), [expected])
+
+    @given(
+        st.sampled_from([np.int8, np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64, ">f8"]),
+        st.lists(
+            st.integers(-(2**53), 2**53) | st.floats() | st.floats(width=16) | st.booleans() | st.none() | st.just("1"),
+            min_size=1,
+            max_size=3,
+        ),
+    )
+    @example(np.float32, [1e300])
+    @example(np.float64, [10**400])
+    @example(np.int64, [2**63])
+    def test_takes_a_list_as_an_array_of_it(self, dtype, values):
+        """Also with what `struct` refuses, rounds or takes in another way than numpy."""
+        low, shape = 0 if np.dtype(dtype).kind == "u" else -1, (len(values),)
+        writer = BatchWriter(Box(low, 1, shape, dtype), 2)
+
+        def written():
+            writer.write(1, values)
+            return writer.columns(2)[0][1]
+
+        assert outcome(written) == outcome(lambda: cast_exactly(values, np.dtype(dtype), shape))
+
+    def test_takes_lists_of_nothing(self):
+        writer = BatchWriter(Box(0, 1, (0,)), 2)
+        writer.write(1, [])
+        assert writer.columns(2)[0].shape == (2, 0)
 
     @pytest.mark.parametrize("value", [2, True, np.int8(2), np.int64(2), np.uint64(2)])
     def test_keeps_the_type_of_a_typed_discrete(self, value):
