@@ -7,10 +7,12 @@ python notebooks/run.py 01_quickstart       # some
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 HERE = Path(__file__).parent
 ALL = sorted(path.stem for path in HERE.glob("*.ipynb"))
@@ -27,14 +29,21 @@ def execute(name, timeout_s=600, **parameters):
         (place,) = (i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ()))
         source = "\n".join(f"{parameter} = {value!r}" for parameter, value in parameters.items())
         notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(source))
-    NotebookClient(
-        notebook,
-        timeout=timeout_s,
-        kernel_name="python3",
-        record_timing=False,
-        resources={"metadata": {"path": str(HERE)}},
-    ).execute(env={**os.environ, **QUIET})
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(
+            notebook,
+            timeout=timeout_s,
+            kernel_name="python3",
+            record_timing=False,
+            resources={"metadata": {"path": str(HERE)}},
+            config=sockets_in(folder),
+        ).execute(env={**os.environ, **QUIET})
     return notebook
+
+
+def sockets_in(folder):
+    """Kernels are spoken to over files in a folder: a port that is free may be taken before the kernel has it."""
+    return Config({"KernelManager": {"transport": "ipc", "ip": str(Path(folder) / "kernel")}})
 
 
 def clean(notebook):
