@@ -4,8 +4,18 @@ import logging
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 from helpers_faults import ServerProcess
+from helpers_wait import LIMIT_S
+
+from openenv_gym.json_channel import JsonChannel
+
+# How long an example takes, and how long it takes to find one, tells of the machine only.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +36,17 @@ def process():
     """A server that tests may kill; whoever does starts it again."""
     with ServerProcess("helpers_tally:Endless") as server:
         yield server
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Who closes a session in OpenEnv's dialect waits until its room is free, though a busy server takes long for it.
+
+    Users wait for two seconds. A `RemoteVecEnv` has ``close_timeout_s`` for the same.
+    """
+    monkeypatch.setattr(JsonChannel.close, "__defaults__", (LIMIT_S,))
+    for module in ("json_channel", "opening", "doctor"):
+        monkeypatch.setattr(f"openenv_gym.{module}._CLOSE_S", LIMIT_S)
 
 
 @pytest.fixture(autouse=True)

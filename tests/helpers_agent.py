@@ -23,18 +23,18 @@ class Adapter(AgenticHarnessAdapter):
 
     BUILTIN_TOOL_NAMES = frozenset({"read"})
 
-    def __init__(self, timeout_s):
+    def __init__(self, owner, timeout_s):
         super().__init__(HarnessConfig(name="parrot", command=["parrot"], session_timeout_s=timeout_s))
-        self.alive, self.tools, self.heard, self.lock = False, [], [], None
+        self.owner, self.alive, self.tools, self.heard, self.lock = owner, False, [], [], None
 
     async def start(self, working_directory):
-        if Agent.broken:
+        if self.owner.broken:
             raise OSError("no parrot, and a secret")
         self.alive, self.heard, self.lock = True, [], asyncio.Lock()
 
     async def stop(self):
         self.alive = False
-        Agent.stopped += 1
+        self.owner.stopped += 1
 
     async def inject_tools(self, tools, bridge_url=None):
         self.tools = [tool.name for tool in tools]
@@ -45,7 +45,8 @@ class Adapter(AgenticHarnessAdapter):
     async def send_message_streaming(self, message):
         self.heard.append(message)
         async with self.lock:  # which belongs to the event loop that it was first used in
-            await asyncio.sleep(0)
+            if message != "hang":  # whose first event is there before any limit can run out
+                await asyncio.sleep(0)
         data = {"text": message, "heard": self.heard, "tools": self.tools}
         yield HarnessEvent(type=HarnessEventType.TEXT_OUTPUT, data=data)
         if message == "crash":
@@ -61,7 +62,14 @@ class Adapter(AgenticHarnessAdapter):
 
 
 class Agent(HarnessEnvironment):
-    """An environment around it, with a tool whose name the agent has already."""
+    """An environment around it, with a tool whose name the agent has already.
+
+    Each test makes a subclass, whose attributes are its own: an agent of an earlier test may still be stopped then.
+
+    Attributes:
+        broken: whether none can be started.
+        stopped: how many were.
+    """
 
     broken = False
     stopped = 0
@@ -73,4 +81,4 @@ class Agent(HarnessEnvironment):
         def read() -> str:
             return "this"
 
-        super().__init__(Adapter(timeout_s), mcp=server)
+        super().__init__(Adapter(type(self), timeout_s), mcp=server)

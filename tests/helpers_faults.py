@@ -35,10 +35,11 @@ def collect_unclosed():
 
 
 def free_port():
-    """A port that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nobody listens on now, and that the system gives nobody who doesn't ask for it (ip(7))."""
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_768)))
+            return s.getsockname()[1]
 
 
 async def _stop_listening(server):
@@ -76,6 +77,7 @@ class _Link:
     dead: set[str] = field(default_factory=set)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     double: asyncio.StreamWriter | None = None
+    late: bytearray = field(default_factory=bytearray)
 
     def cut(self, how):
         for writer in (self.client,) if how == DEAF else (self.client, self.server):
@@ -122,7 +124,7 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy")
         self._thread.start()
         self._moved = self._call(self._new_event)
-        self.port = 0
+        self.port = free_port()  # which is still there to be listened on after a while without
         self.accept()
 
     @property
@@ -172,7 +174,10 @@ class FaultProxy:
         self._call(put_out)
 
     def double(self):
-        """Let the next connection reach the server twice: all that the client sends arrives on another one too."""
+        """Let the next connection reach the server twice: all that the client sends arrives on another one too.
+
+        There it comes second: once the server has sent something on the first one.
+        """
         self._doubled = True
 
     def hold(self, *directions):
@@ -215,7 +220,6 @@ class FaultProxy:
 
         async def listen():
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
 
         self._call(listen)
 
@@ -311,11 +315,14 @@ class FaultProxy:
             data, self._fuse = data[: fuse.left], None
         elif fuse is not None and direction in fuse.directions:
             fuse.left -= len(data)
+        if direction == DOWN and link.double is not None:
+            link.double.write(bytes(link.late))
+            link.late.clear()
         size = self.piece or len(data) or 1  # read once: another thread may change it before all is written
         for start in range(0, len(data), size):
             writer.write(data[start : start + size])
             if direction == UP and link.double is not None:
-                link.double.write(data[start : start + size])
+                link.late += data[start : start + size]
             await writer.drain()
         self._last = time.monotonic()
         if direction == UP:

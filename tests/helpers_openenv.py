@@ -61,6 +61,7 @@ class Count(Environment):
 
     def __init__(self):
         super().__init__()
+        self.live, self.log = Count.live, Count.log  # a late step of an earlier server's env is in none of this one
         self.live.add(self)
         self.mark, self.begun = 0, False
         self._state = State()
@@ -446,8 +447,7 @@ class WrongToolActions(Every):
 def stock_server(env=Count, max_envs=8, models=None, idle_s=None, **config):
     """Serve an environment with OpenEnv's own server, which may close sessions that are idle, and give its URL."""
     models = models or ((PoleAction, PoleObservation) if env is CartPole else (CountAction, CountObservation))
-    Count.log.clear()
-    Count.live.clear()
+    Count.live, Count.log = set(), []
     limits = ConcurrencyConfig(max_concurrent_envs=max_envs, session_timeout=idle_s)
     app = create_app(env, *models, concurrency_config=limits)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5, **config))

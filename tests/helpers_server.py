@@ -1,5 +1,6 @@
-"""A real server for tests: uvicorn on a free port, in a thread of the test's process."""
+"""A real server for tests: uvicorn on a free port, in a thread of the test's process; and an address without any."""
 
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -27,3 +28,11 @@ def running(app, **config):
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the server didn't stop"
+
+
+@contextmanager
+def nobody():
+    """A URL at which nobody listens, nor begins to as long as this lasts."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"

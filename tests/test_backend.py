@@ -252,7 +252,7 @@ def test_a_script_that_is_interrupted_ends(server):
     try:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, complaints = process.communicate(timeout=20)
+        _, complaints = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
@@ -324,7 +324,7 @@ def test_a_script_that_is_interrupted_while_its_envs_are_built_leaves_none(opene
             built.append(self)
             if len(built) > 1:  # the first is that of the connection that asks for spaces
                 building.set()
-                assert interrupted.wait(20)
+                assert interrupted.wait(60)
             super().__init__()
 
     with openenv.stock_server(Slow, max_envs=2) as url:
@@ -333,7 +333,7 @@ def test_a_script_that_is_interrupted_while_its_envs_are_built_leaves_none(opene
             assert building.wait(60)
             process.send_signal(signal.SIGINT)
             interrupted.set()
-            _, complaints = process.communicate(timeout=20)
+            _, complaints = process.communicate(timeout=60)
         finally:
             process.kill()
             process.wait()

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import socket
 
 import gymnasium as gym
 import pytest
 from helpers_cli import run
-from helpers_server import running
+from helpers_server import nobody, running
 from typer.testing import CliRunner
 
 from openenv_gym import RemoteVecEnv, cli
@@ -162,9 +161,8 @@ class TestWhatIsWrongIsOneLine:
         assert re.fullmatch(f"openenv-gym: {line}\n", done.stderr), done.stderr
 
     def test_no_server(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))  # and nobody listens
-            done = invoke(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        with nobody() as url:
+            done = invoke(url)
         assert (done.exit_code, done.stdout) == (2, "")
         assert re.fullmatch(r"openenv-gym: no server at ws://.* \(connection refused\); .*\n", done.stderr)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import typer
 from helpers_cli import Running, environment, run
+from helpers_wait import LIMIT_S
 from typer.testing import CliRunner
 
 from openenv_gym import RemoteVecEnv, cli, errors
@@ -234,7 +235,7 @@ class TestServe:
         command = ["serve", "CartPole-v1", "--port", 0, "--token-env", "MY_TOKEN", "--log-json"]
         with Running(*command, MY_TOKEN=secret) as serving:
             url = serving.url()
-            with RemoteVecEnv(url, 2, token=secret) as envs:
+            with RemoteVecEnv(url, 2, token=secret, close_timeout_s=LIMIT_S) as envs:
                 envs.reset()
                 for _ in range(50):
                     envs.step(np.zeros(2, np.int64))

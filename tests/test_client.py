@@ -11,7 +11,7 @@ import pytest
 from helpers_faults import FaultProxy, ScriptedServer, collect_unclosed
 from helpers_server import running
 from helpers_tally import Sleeper, Tally
-from helpers_wait import until, wait_until
+from helpers_wait import LIMIT_S, until, wait_until
 from pydantic import BaseModel
 
 from openenv_gym import EnvClient, GenericEnvClient, StepResult
@@ -275,7 +275,7 @@ def test_a_token(options, monkeypatch):
 
 def test_pings_tell_that_a_connection_is_dead(kind, url):
     """Long before the limit for a message, and not without them."""
-    pings = {"websocket_ping_interval_s": 0.2, "websocket_ping_timeout_s": 0.3}
+    pings = {"websocket_ping_interval_s": 0.2, "websocket_ping_timeout_s": 5.0}
     with FaultProxy(url) as proxy, EnvClient(proxy.url, message_timeout_s=60, **pings) as client:
         client.reset()
         proxy.hold()
@@ -284,10 +284,9 @@ def test_pings_tell_that_a_connection_is_dead(kind, url):
         proxy.release()
     quiet = dict.fromkeys(pings)
     with FaultProxy(url) as proxy, EnvClient(proxy.url, message_timeout_s=1.0, **quiet) as client:
-        client.reset()
         proxy.hold()
         with pytest.raises(ReplyTimeout):
-            client.step(action(kind))
+            client.reset()
         proxy.release()
 
 
@@ -327,13 +326,12 @@ def test_one_env_is_a_list_of_one(kind, url):
         assert [state["step_count"] for state in client.batch_state()] == [0]
 
 
-def test_a_server_without_several_envs_steps_none_twice(openenv, servers):
-    with EnvClient(servers[STOCK], query={"num_envs": "2"}) as client:
-        before = len(openenv.Count.log)
+def test_a_server_without_several_envs_steps_none_twice(openenv):
+    with openenv.stock_server() as url, EnvClient(url, query={"num_envs": "2"}) as client:
         for call in (client.batch_reset, client.batch_state, lambda: client.batch_step([{}, {}])):
             with pytest.raises(RemoteProtocolError, match="has one env for each session: leave out num_envs"):
                 call()
-        assert [called for called, _ in openenv.Count.log[before:]] == ["reset"]
+        assert [called for called, _ in openenv.Count.log] == ["reset"]
 
 
 def test_an_env_that_fails_has_a_number_among_several_only(openenv):
@@ -364,7 +362,7 @@ def test_the_default_url(servers, monkeypatch):
         client.reset()
 
 
-def test_a_full_server(openenv, kind):
+def test_a_full_server(openenv, kind, patient):
     with running(create_app(Tally, max_envs=1)) if kind == OURS else openenv.stock_server(max_envs=1) as url:
         first, second = EnvClient(url).sync(), EnvClient(url).sync()
         first.connect()
@@ -403,13 +401,27 @@ def test_a_lost_episode_is_never_continued_on_a_fresh_env(kind, url):
 
 @pytest.mark.parametrize("forget", ["timeout", "cancel"])
 def test_a_step_that_was_not_waited_for_ends_the_episode(openenv, kind, forget):
+    go_on = threading.Event()
+
+    class OurSlow(Sleeper):
+        def step(self, action):
+            assert not action or go_on.wait(LIMIT_S)
+            return super().step(0.0)
+
+    class StockSlow(openenv.Count):
+        def step(self, action, timeout_s=None, **kwargs):
+            assert not action.sleep or go_on.wait(LIMIT_S)
+            return super().step(openenv.CountAction())
+
     async def main(url):
-        client = EnvClient(url, message_timeout_s=0.1 if forget == "timeout" else 30)
+        client = EnvClient(url)
         await client.reset()
-        slow = client.step({"action": 0.4} if kind == OURS else {"sleep": 0.4})
+        slow = client.step({"action": 1.0} if kind == OURS else {"sleep": 1.0})
         if forget == "timeout":
+            patience_s, client._message_timeout_s = client._message_timeout_s, 0.1  # for this step alone
             with pytest.raises(ReplyTimeout, match=r"`step` from ws://.* within 0\.1 second") as told:
                 await slow
+            client._message_timeout_s = patience_s
             assert isinstance(told.value, asyncio.TimeoutError)
         else:
             task = asyncio.ensure_future(slow)
@@ -425,8 +437,11 @@ def test_a_step_that_was_not_waited_for_ends_the_episode(openenv, kind, forget):
         assert result.observation["observation"][1] == 1 if kind == OURS else result.observation["count"] == 1
         await client.close()
 
-    with running(create_app(Sleeper, max_workers=4)) if kind == OURS else openenv.stock_server() as url:
-        asyncio.run(main(url))
+    with running(create_app(OurSlow, max_workers=4)) if kind == OURS else openenv.stock_server(StockSlow) as url:
+        try:
+            asyncio.run(main(url))
+        finally:
+            go_on.set()
 
 
 def test_an_error_of_the_env_leaves_the_episode(kind, url):
@@ -443,8 +458,8 @@ def test_an_error_of_the_env_leaves_the_episode(kind, url):
 
 def test_connecting_has_a_limit():
     async def main(url):
-        with pytest.raises(ReplyTimeout, match=r"`connect` from .* within 0\.2 second"):
-            await EnvClient(url, connect_timeout_s=0.2).connect()
+        with pytest.raises(ReplyTimeout, match=r"`connect` from .* within 3 second"):
+            await EnvClient(url, connect_timeout_s=3.0).connect()  # which is the handshake's limit too
 
     with ScriptedServer(lambda connection: connection.wait_closed()) as server:
         asyncio.run(main(server.url))

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from helpers_cli import DEADLINE_S, Running, run
 from helpers_faults import free_port
-from helpers_wait import wait_until
+from helpers_server import nobody
+from helpers_wait import LIMIT_S, wait_until
 
 from openenv_gym import LocalServer, RemoteVecEnv
 from openenv_gym.errors import Unauthorized
@@ -116,7 +117,7 @@ def proxy(request):
 
 def answers(url):
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return httpx.get(f"{url}/health", timeout=LIMIT_S).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -186,7 +187,7 @@ def test_the_image_starts_a_server():
     with Running(command, *arguments, OPENENV_GYM_TOKEN="a-long-secret") as serving:
         url = serving.url()
         assert answers(url)
-        assert httpx.get(f"{url}/schema").status_code == 401
+        assert httpx.get(f"{url}/schema", timeout=LIMIT_S).status_code == 401
 
 
 def commands(name):
@@ -222,8 +223,9 @@ def test_an_images_health_check_tells_whether_the_server_answers(name):
     (check,) = commands(name)["HEALTHCHECK"]
     kind, _, *arguments = check.value
     assert kind == "CMD"
-    with LocalServer("CartPole-v1") as server:
-        for port, code in ((server.url.rpartition(":")[2], 0), (str(free_port()), 1)):
+    with LocalServer("CartPole-v1") as server, nobody() as nowhere:
+        for url, code in ((server.url, 0), (nowhere, 1)):
+            port = url.rpartition(":")[2]
             line = [argument.replace(":8000/", f":{port}/") for argument in arguments]
             variables = {**os.environ, "PORT": port}
             asked = subprocess.run([sys.executable, *line], env=variables, capture_output=True, timeout=DEADLINE_S)

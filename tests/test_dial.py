@@ -8,7 +8,8 @@ import ssl
 import time
 
 import pytest
-from helpers_faults import free_port
+from helpers_server import nobody
+from helpers_wait import LIMIT_S
 from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidProxy, WebSocketException
 from websockets.frames import Close
@@ -180,11 +181,10 @@ def test_what_the_handshake_says():
 
 
 def test_nothing_listens():
-    url = f"ws://127.0.0.1:{free_port()}/ws"
     begin = time.monotonic()
-    with pytest.raises(ConnectFailed) as caught:
-        asyncio.run(dial(Target(url)))
-    assert time.monotonic() - begin < 1
+    with nobody() as url, pytest.raises(ConnectFailed) as caught:
+        asyncio.run(dial(Target(websocket_url(url), connect_timeout_s=2 * LIMIT_S)))
+    assert time.monotonic() - begin < LIMIT_S
     assert type(caught.value) is ConnectFailed
     assert caught.value.reason == "connection refused"
     assert isinstance(caught.value.__cause__, OSError)
@@ -342,14 +342,14 @@ def test_a_url_is_no_place_for_a_password():
 
 @pytest.fixture
 def proxied(monkeypatch):
-    """Sets the process's proxy for everything; None: no proxy."""
+    """Sets the process's proxy for everything, by its URL; None: no proxy."""
 
-    def use(port):
+    def use(url):
         for name in ("http_proxy", "https_proxy", "all_proxy", "socks_proxy", "ws_proxy", "wss_proxy", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
             monkeypatch.delenv(name.upper(), raising=False)
-        for name in ("http_proxy", "https_proxy") if port is not None else ():
-            monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+        for name in ("http_proxy", "https_proxy") if url is not None else ():
+            monkeypatch.setenv(name, url)
 
     return use
 
@@ -359,9 +359,10 @@ def test_loopback_needs_no_proxy_and_the_environment_stays(proxied):
         async with websocket_server(lambda connection: connection.wait_closed()) as url:
             await (await dial(Target(url))).close()
 
-    proxied(free_port())
-    before = dict(os.environ)
-    asyncio.run(run())
+    with nobody() as proxy:
+        proxied(proxy)
+        before = dict(os.environ)
+        asyncio.run(run())
     assert dict(os.environ) == before
 
 
@@ -376,7 +377,7 @@ def test_loopback_needs_no_proxy_and_the_environment_stays(proxied):
 def test_other_hosts_are_reached_through_the_proxy(proxied, reply, reason):
     async def run():
         async with answering(reply, heard) as port:
-            proxied(port)
+            proxied(f"http://127.0.0.1:{port}")
             with pytest.raises(ConnectFailed) as caught:
                 await dial(Target("ws://localhost.example.invalid:81/ws", token=SECRET))
             return caught.value

@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete
 from helpers_faults import FaultProxy
 from helpers_server import running
 from helpers_tally import Tally
+from helpers_wait import wait_until
 
 from openenv_gym import discovery, openenv_sessions
 from openenv_gym.dial import Target, websocket_url
@@ -69,7 +70,7 @@ def test_a_server_that_takes_an_unknown_session_for_a_new_one_has_no_lasting_one
     monkeypatch.setattr(openenv_sessions, "attached", lambda target: target)
     with openenv.stock_server(max_envs=2) as url:
         assert discover(url, **openenv.COUNT_SPACES).lasting is False
-        assert not openenv.Count.live
+        wait_until(lambda: not openenv.Count.live)
 
 
 def test_a_full_server_is_no_reason_to_fail_here(openenv, monkeypatch):

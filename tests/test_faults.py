@@ -86,6 +86,12 @@ def counters(env):
     return {name: sum(link.counters[name] for link in links) for name in ("reconnects", "sessions_lost")}
 
 
+def lost_texts(told):
+    """What was told, but for servers that are away: how long they are depends on the machine."""
+    texts = [str(warning.message) for warning in told]
+    return [text for text in texts if "can't be used now" not in text]
+
+
 # ------------------------------------------------------------------------------------------- exactly once
 
 
@@ -163,12 +169,13 @@ def test_slow_lines_change_nothing(fault):
 def test_a_half_open_connection_costs_one_deadline(width):
     """Also where the server still tries to send something large on the connection that is dead."""
     app = create_app(Tally, env_kwargs={"width": width})
-    with remote(2, app=app, message_timeout_s=1.0, reset_timeout_s=20) as (env, [proxy], _):
+    with remote(2, app=app, reset_timeout_s=30) as (env, [proxy], _):
         env.reset(seed=1)
         proxy.hold(DOWN)
         proxy.stay_dead()
+        env.step_async([0, 0])
         with pytest.raises(ReplyTimeout, match=r"`step` for env 0-1 .* within 1 second"):
-            env.step([0, 0])
+            env.step_wait(timeout=1.0)
         with pytest.raises(ResetNeeded):
             env.step([0, 0])
         assert env.reset(seed=2)[0][:, 1].tolist() == [0, 0]
@@ -188,8 +195,8 @@ def test_rows_of_a_restarted_server_are_truncated_and_go_on(mode, process):
         process.restart()
         with pytest.warns(UserWarning, match="rows 0-1 are truncated") as told:
             observations, rewards, terminated, truncated, infos = env.step([1, 1, 1, 1])
-        assert len(told) == 1
-        assert "unknown session" in str(told[0].message)
+        (text,) = lost_texts(told)
+        assert "unknown session" in text
         assert rewards[:2].tolist() == [0, 0]
         assert terminated.tolist() == [False] * 4
         assert truncated.tolist() == [True, True, False, False]
@@ -233,7 +240,8 @@ def test_a_server_that_ends_in_order_and_comes_back(process):
         assert (rewards.tolist(), terminated.any(), truncated.all()) == ([0] * 4, False, True)
         assert infos[LOST].all()
         assert env.step([3] * 4)[0][:, :2].tolist() == [[1, 0]] * 4
-        wait_until(lambda: psutil.Process().num_fds() == descriptors, "as many descriptors as before")
+        # Connections of a test before this one may have been closing yet when they were counted.
+        wait_until(lambda: psutil.Process().num_fds() <= descriptors, "no more descriptors than before")
 
 
 LEARNER = """
@@ -249,7 +257,7 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("dialect", ["", "openenv"])
 def test_a_learner_that_is_stopped_gives_its_room_back_and_learns_of_it_later(dialect):
-    app = create_app(Endless, ping_interval_s=0.2, ping_timeout_s=0.3, grace_s=0.2)
+    app = create_app(Endless, ping_interval_s=0.2, ping_timeout_s=5.0, grace_s=0.2)  # a busy learner is no stopped one
     with running(app) as url:
         command = [sys.executable, "-c", LEARNER, url, dialect]
         learner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -308,6 +316,7 @@ def test_rows_that_a_mask_leaves_out_start_anew_as_if_they_had_ended_otherwise(p
         assert env.step([1] * 4)[0][:, 1].tolist() == [2, 1, 1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:.* (is|are) truncated:UserWarning")  # if its cause is another than the first one's
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_second_loss_is_told_of_those_rows_only_that_had_an_episode(process, way, known):
@@ -356,7 +365,8 @@ def reset_in_part_after_a_loss(process, *, known, **options):
 def test_rows_that_a_mask_leaves_out_learn_of_a_loss_that_nobody_noticed(process, mode, way, known):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", message=".*/ws can't be used now")  # as pyproject.toml says
+        if way == "OpenEnv's dialect" and not known:  # the first row's own session, if the reset finds its loss out
+            warnings.filterwarnings("ignore", message=".*this happened between two episodes")
         with reset_in_part_after_a_loss(process, known=known, autoreset_mode=mode, **WAYS[way]) as env:
             observations, rewards, terminated, truncated, infos = env.step([1, 1, 1, 1])
             assert truncated.tolist() == infos[LOST].tolist() == [False, True, True, True]
@@ -373,8 +383,8 @@ def test_rows_that_a_mask_leaves_out_learn_of_a_loss_that_nobody_noticed(process
                     observations = env.reset(options={"reset_mask": truncated})[0]
             assert observations[:, 1].tolist() == begun
             assert env.step([1, 1, 1, 1])[0][:, 1].tolist() == [t + 1 for t in begun]
-    (warning,) = told
-    assert re.search(r"is gone .*: rows? .* (is|are) truncated", str(warning.message))
+    (text,) = lost_texts(told)
+    assert re.search(r"is gone .*: rows? .* (is|are) truncated", text)
 
 
 @pytest.mark.filterwarnings("ignore:.*this happened between two episodes:UserWarning")  # if the reset finds it out
@@ -406,7 +416,7 @@ def test_a_mask_beside_steps_that_were_sent_finds_a_loss_out(process, mode):
             observations, _, _, truncated, infos = env.recv(min_ready=2)
         assert truncated.tolist() == infos[LOST].tolist() == [False, True]
         assert observations[0, 1] == 1
-        assert len(told) == 1
+        assert len(lost_texts(told)) == 1
 
 
 def test_a_single_env_is_truncated_and_must_be_reset(process):
@@ -464,10 +474,17 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(process):
         assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
 
 
+def insist_longer(env):
+    """Let a server that is back have the time that it needs on a busy machine."""
+    for link in env.rollout.pool.links:
+        link._reconnect_timeout_s = 30.0
+
+
 @pytest.mark.parametrize("dialect", [None, "openenv"])
 @pytest.mark.parametrize("take", ["step", "recv"])
-def test_who_waits_for_a_server_is_told(process, take, dialect):
+def test_who_waits_for_a_server_is_told(process, take, dialect, monkeypatch):
     """Once for each wait: for the session, and after that is given up, for a new one."""
+    monkeypatch.setattr("openenv_gym.pool._LOOK_S", 0.1)  # often, for a wait that is over is told of no more
 
     def step(env):
         if take == "step":
@@ -475,7 +492,7 @@ def test_who_waits_for_a_server_is_told(process, take, dialect):
         env.send([0, 0])
         return env.recv()
 
-    options = {"reconnect_timeout_s": 4.0, "dialect": dialect}
+    options = {"reconnect_timeout_s": 5.0, "dialect": dialect}
     with FaultProxy(process.url) as proxy, RemoteVecEnv(proxy.url, 2, **options) as env:
         env.reset(seed=1)
         proxy.refuse()
@@ -493,20 +510,22 @@ def test_who_waits_for_a_server_is_told(process, take, dialect):
         waits = ["reconnecting", "waiting for a new session"] if dialect is None else ["waiting for a new session"]
         assert len(texts) == len(waits)
         for text, wait in zip(texts, waits, strict=True):
-            assert re.search(rf"/ws can't be used now \(connection refused\): {wait} for up to 4 second", text)
+            assert re.search(rf"/ws can't be used now \(connection refused\): {wait} for up to 5 second", text)
+        insist_longer(env)
         proxy.accept()
         assert step(env)[0][:, 1].tolist() == [0, 0]
 
 
 def test_a_server_that_stays_away_is_given_up_in_time(process):
-    with FaultProxy(process.url) as proxy, RemoteVecEnv(proxy.url, 2, reconnect_timeout_s=0.3) as env:
+    with FaultProxy(process.url) as proxy, RemoteVecEnv(proxy.url, 2, reconnect_timeout_s=1.5) as env:
         env.reset(seed=1)
         proxy.refuse()
         proxy.cut()
-        with pytest.warns(UserWarning, match=r"not reconnected within 0\.3 second\(s\): connection refused"):
+        with pytest.warns(UserWarning, match=r"not reconnected within 1\.5 second\(s\): connection refused"):
             assert env.step([0, 0])[3].all()
         with pytest.raises(SessionLost, match="connection refused"):
             env.step([0, 0])
+        insist_longer(env)
         proxy.accept()
         assert env.step([0, 0])[0][:, 1].tolist() == [0, 0]
         assert env.step([1, 1])[0][:, 1].tolist() == [1, 1]
@@ -537,7 +556,7 @@ def test_a_session_is_resumed_with_its_secret_only():
 
 
 def test_another_kind_of_server_is_no_place_to_resume():
-    with remote(2, reconnect_timeout_s=0.5) as (env, [proxy], _), running(create_app("CartPole-v1")) as other:
+    with remote(2) as (env, [proxy], _), running(create_app("CartPole-v1")) as other:
         env.reset(seed=1)
         first, proxy.upstream = proxy.upstream, int(other.rpartition(":")[2])
         proxy.cut()
@@ -551,8 +570,10 @@ def test_another_kind_of_server_is_no_place_to_resume():
 
 
 def test_a_session_that_was_idle_for_too_long_is_reported_with_that_cause():
-    with remote(2, app=create_app(Tally, idle_timeout_s=0.2)) as (env, _, [registry]):
+    with remote(2, app=create_app(Tally, idle_timeout_s=10.0)) as (env, _, [registry]):
         env.reset(seed=1)
+        (session,) = registry.sessions.values()
+        session.last_active -= 20.0  # rather than to wait, or to call a busy learner an idle one
         wait_until(lambda: not registry.sessions)
         with pytest.warns(UserWarning, match="idle for too long"):
             assert env.step([0, 0])[3].all()
@@ -597,7 +618,7 @@ def test_a_cut_ends_an_episode_of_an_old_openenv_server(openenv, mode, how):
         proxy.cut(how)
         with pytest.warns(UserWarning, match="rows 0-1 are truncated") as told:
             observations, rewards, terminated, truncated, infos = env.step(now(2))
-        assert len(told) == 1
+        assert len(lost_texts(told)) == 1
         assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == ([0, 0], [False] * 2, [True] * 2)
         assert infos[LOST].tolist() == [True, True]
         if mode == "SameStep":
@@ -616,7 +637,8 @@ def test_a_cut_ends_an_episode_of_an_old_openenv_server(openenv, mode, how):
 def test_a_cut_keeps_the_episode_of_a_new_openenv_server(openenv):
     with stock(openenv, openenv.Count, 2) as (env, proxy):
         env.reset(options={"mark": 7})
-        for count in range(1, 8):
+        env.step(now(2))  # or nobody would know that this env counts, if a step were the first to find a cut out
+        for count in range(2, 9):
             proxy.cut()
             observations, rewards, _, truncated, infos = env.step(now(2))
             assert_same(observations, {"count": np.array([count] * 2), "mark": np.array([7, 7])})
@@ -702,10 +724,11 @@ def test_random_cuts_on_an_openenv_server(openenv):
 
 def test_openenv_sessions_are_closed_whatever_happens(openenv):
     with openenv.stock_server(openenv.Count, 2) as url, FaultProxy(url) as proxy:
-        env = RemoteVecEnv(proxy.url, 2, **openenv.COUNT_SPACES, message_timeout_s=0.3, reset_timeout_s=10)
+        env = RemoteVecEnv(proxy.url, 2, **openenv.COUNT_SPACES)
         env.reset()
+        env.step_async({"sleep": np.array([0, 3.0])})
         with pytest.raises(ReplyTimeout):
-            env.step({"sleep": np.array([0, 0.6])})
+            env.step_wait(timeout=0.3)
         env.reset()  # waits for the room of the session that was given up
         env.step(now(2))
         proxy.cut()
@@ -737,7 +760,7 @@ def test_a_session_that_an_openenv_server_forgot(openenv, call):
 def test_an_openenv_server_that_closes_idle_sessions_never_steps_a_closed_env_for_us(openenv, monkeypatch):
     """Of a session that a WebSocket owns it closes the env, leaves the socket open, and steps the closed env."""
     monkeypatch.setattr("openenv.core.env_server.http_server.max", min, raising=False)  # it looks every 5 s at most
-    with stock(openenv, openenv.Count, 1, idle_s=0.4) as (env, proxy):
+    with stock(openenv, openenv.Count, 1, idle_s=3.0) as (env, proxy):
         env.reset()
         env.step(now(1))
         with openenv.filled(f"http://127.0.0.1:{proxy.upstream}"):  # such a session

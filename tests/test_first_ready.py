@@ -189,10 +189,11 @@ def test_all_at_once_is_a_step(connections):
 
 
 @contextlib.contextmanager
-def gated(count=4, length=1000, habits=None, **options):
-    """A vector env of `Count`s on threads of their own: action 1 waits for the gate."""
+def gated(count=4, length=1000, habits=None, resets=False, **options):
+    """A vector env of `Count`s on threads of their own: action 1 waits for the gate; so do later resets, if wanted."""
     gate = Gate()
-    factory = Factory(Count, {"length": length, "habits": {1: gate, **(habits or {})}})
+    on = {"reset": lambda env: gate() if env.count("reset") > 1 else None} if resets else {}
+    factory = Factory(Count, {"length": length, "habits": {1: gate, **(habits or {})}, "on": on})
     with running(create_app(factory, max_workers=64)) as url, RemoteVecEnv(url, count, **options) as env:
         env.reset(seed=0)
         try:
@@ -354,6 +355,8 @@ def test_late_envs_are_given_up_and_the_others_go_on(connections):
         env.recv(3)
         if connections == 4:
             env.send([0, 0], [2, 3])
+            streams = env._first_ready._flights._streams
+            wait_until(lambda: [len(stream.under_way) for stream in streams] == [0, 1, 0, 0], "those that aren't late")
         with pytest.raises(ReplyTimeout, match=r"`recv` for env 1 from .* within 0\.5 second"):
             env.recv(timeout=0.5)
         if connections == 1:
@@ -389,7 +392,7 @@ def test_an_interrupt_loses_nothing(monkeypatch):
 
 
 def test_a_reset_that_fails_takes_those_in_flight_along():
-    with gated(2, length=1, autoreset_mode="Disabled") as (env, gate):
+    with gated(2, length=1, resets=True, autoreset_mode="Disabled") as (env, gate):
         env.send([0, 1])
         env.recv(1)
         mask = {"reset_mask": np.array([True, False])}
@@ -492,13 +495,14 @@ def test_a_loss_in_lock_step_goes_on_first_ready(process):
 
 def test_a_server_that_stays_away_is_tried_again_with_the_next_send(process):
     with FaultProxy(process.url) as proxy:
-        with RemoteVecEnv(proxy.url, 2, autoreset_mode="SameStep", reconnect_timeout_s=0.2) as env:
+        with RemoteVecEnv(proxy.url, 2, autoreset_mode="SameStep", reconnect_timeout_s=1.5) as env:
             env.reset(seed=1)
             proxy.refuse()
             proxy.cut()
             env.send([0, 0])
             with pytest.warns(match="rows 0-1 are truncated"), pytest.raises(SessionLost, match="connection refused"):
                 env.recv()
+            env.rollout.pool.links[0]._reconnect_timeout_s = 30.0  # for a server that is back, and busy
             proxy.accept()
             env.send([0, 0])
             assert env.recv()[3].tolist() == [True, True]

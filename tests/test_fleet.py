@@ -146,7 +146,8 @@ def test_a_server_that_dies_costs_its_own_rows_only(fleet, ray_cluster, kill):
     theirs = local("NextStep")
     with fleet.make_vec(ROWS, message_timeout_s=90, reconnect_timeout_s=90) as ours:
         lost, kept = [2, 3], [0, 1]
-        assert same(ours.reset(seed=4), theirs.reset(seed=4))
+        # With this seed the lost rows' episodes are longer than that: between two, a row would just move.
+        assert same(ours.reset(seed=6), theirs.reset(seed=6))
         assert same(ours.step([1] * ROWS), theirs.step([1] * ROWS))
         kill(fleet, ray_cluster, before.pid)
         wait_until(lambda: not Path(f"/proc/{before.pid}").exists(), "the end of the server", 60)

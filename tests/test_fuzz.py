@@ -22,6 +22,8 @@ def runner():
 
 @pytest.mark.parametrize("client", [BatchClient, JsonClient])
 @given(data=st.binary(min_size=20, max_size=300))
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 def test_a_session_survives_any_bytes_in_any_order(client, registry, runner, data):
     runner(client(registry).play(Dice(data)))

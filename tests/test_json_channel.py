@@ -6,7 +6,7 @@ import re
 
 import pytest
 from helpers_faults import FIN, RST, FaultProxy, ScriptedServer, collect_unclosed
-from helpers_wait import until
+from helpers_wait import LIMIT_S, until
 
 from openenv_gym import json_channel, openenv_sessions
 from openenv_gym.dial import Target, websocket_url
@@ -310,9 +310,9 @@ def test_closing_waits_until_the_server_has_freed_the_slot():
     async def run(server):
         channel = channel_to(server)
         await channel.open()
-        await channel.close(5)
+        await channel.close(LIMIT_S)
         log.append("closed")
-        await channel.close(5)
+        await channel.close(LIMIT_S)
 
     with ScriptedServer(script) as server:
         asyncio.run(run(server))
@@ -332,7 +332,7 @@ def test_closing_is_bounded_and_tells_whoever_waits():
         await asyncio.sleep(0)
         started = loop.time()
         await channel.close(0.2)
-        assert loop.time() - started < 1
+        assert loop.time() - started < 10  # the server would never end it
         with pytest.raises(SessionLost, match="closed by this side"):
             await question
         assert channel.sessions_lost == 0
@@ -429,7 +429,7 @@ def lasting(monkeypatch):
 def with_lasting(lasting, test):
     async def run(server):
         with FaultProxy(server.url) as proxy:
-            channel = JsonChannel(Target(websocket_url(proxy.url)), lasting=True, reconnect_timeout_s=5)
+            channel = JsonChannel(Target(websocket_url(proxy.url)), lasting=True, reconnect_timeout_s=LIMIT_S)
             await channel.open()
             await test(channel, proxy)
             await channel.close(1)

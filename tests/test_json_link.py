@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from helpers_faults import FaultProxy, ScriptedServer
-from helpers_wait import until
+from helpers_wait import LIMIT_S, until
 
 from openenv_gym import openenv_sessions
 from openenv_gym.actions import to_batch
@@ -89,7 +89,7 @@ def with_link(test, lasting=False, monkeypatch=None, **options):
     async def run(url):
         with FaultProxy(url) as proxy:
             form = JsonForm.for_schema(SCHEMA, Box(-1, 100, (1,), np.float64), Discrete(5), gymnasium=False)
-            options.setdefault("reconnect_timeout_s", 5.0)
+            options.setdefault("reconnect_timeout_s", LIMIT_S)
             link = JsonLink(Target(websocket_url(proxy.url)), form, lasting=lasting, **options)
             await link.open(None)
             await test(link, server)
@@ -119,7 +119,7 @@ def start(link, request):
 
 
 async def ask(link, request):
-    return await asyncio.wait_for(start(link, request), 10)
+    return await asyncio.wait_for(start(link, request), LIMIT_S)
 
 
 def facts(stepped):

@@ -80,18 +80,22 @@ def test_an_interrupt_cancels_the_coroutine(monkeypatch):
 
 
 def test_what_was_cancelled_is_waited_for_until_it_has_cleared_up():
-    steps, last = [], asyncio.Event()
+    steps, last, started, cancelled = [], asyncio.Event(), threading.Event(), threading.Event()
 
     async def tidy():
+        started.set()
         try:
             await last.wait()
         except asyncio.CancelledError:
             steps.append("cancelled")
+            cancelled.set()
             await last.wait()
             steps.append("clear")
 
-    with pytest.raises(TimeoutError):
-        client_loop().run(tidy(), 0.2)
+    future = client_loop().spawn(tidy())
+    assert started.wait(DEADLINE_S)
+    future.cancel()
+    assert cancelled.wait(DEADLINE_S)
     settle(0.1)
     assert steps == ["cancelled"]
     client_loop().call_soon(last.set)

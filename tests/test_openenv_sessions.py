@@ -9,6 +9,7 @@ import pytest
 from helpers_faults import FaultProxy
 from helpers_server import running
 from helpers_tally import Tally
+from helpers_wait import LIMIT_S
 
 from openenv_gym import openenv_sessions
 from openenv_gym.dial import Target, websocket_url
@@ -72,13 +73,13 @@ def test_a_session_is_made_attached_to_and_closed(openenv):
             channel = JsonChannel(openenv_sessions.attached(here, session.name))
             await channel.open()
             await channel.ask({"type": "reset", "data": {}})
-            await channel.close()
+            await channel.close(LIMIT_S)
         assert len(openenv.Count.live) == 1
         with pytest.raises(CapacityError, match="1 of 1 are in use"):
             await openenv_sessions.create(here)
-        await openenv_sessions.destroy(here, session, 5)
+        await openenv_sessions.destroy(here, session, LIMIT_S)
         assert not openenv.Count.live
-        await openenv_sessions.destroy(here, session, 5)
+        await openenv_sessions.destroy(here, session, LIMIT_S)
 
     with openenv.stock_server(max_envs=1) as url:
         asyncio.run(main(url))

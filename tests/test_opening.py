@@ -10,7 +10,7 @@ from helpers_faults import FaultProxy, ScriptedServer
 from helpers_server import running
 from helpers_spaces import identical
 from helpers_tally import Tally
-from helpers_wait import wait_until
+from helpers_wait import LIMIT_S, wait_until
 from pydantic import Field
 
 from openenv_gym import RemoteVecEnv
@@ -41,7 +41,7 @@ def sizes(env):
 def test_envs_are_spread_evenly(num_envs, connections, servers, expected):
     app = create_app(Tally)
     with running(app) as url:
-        with RemoteVecEnv([url] * servers, num_envs, connections=connections) as env:
+        with RemoteVecEnv([url] * servers, num_envs, connections=connections, close_timeout_s=LIMIT_S) as env:
             assert sizes(env) == expected
             assert [list(rows) for rows in env.rollout.pool.rows] == [
                 list(range(sum(expected[:i]), sum(expected[: i + 1]))) for i in range(len(expected))
@@ -85,7 +85,7 @@ def test_room_is_waited_for_without_holding_any():
         (second,) = seconds
         assert second.reset(seed=1)[0].shape == (3, 5)
         with pytest.raises(CapacityError):
-            RemoteVecEnv(url, 3, wait_for_room=True, connect_timeout_s=1.0)
+            RemoteVecEnv(url, 3, wait_for_room=True, connect_timeout_s=5.0)  # the limit for connecting too
         second.close()
 
 
@@ -98,7 +98,7 @@ def test_sessions_that_are_just_being_built_are_given_back_too():
             super().__init__()
             if slow.is_set():
                 building.release()
-                assert go_on.wait(30)
+                assert go_on.wait(LIMIT_S)
 
     slow = threading.Event()
     app = create_app(Slow, max_envs=3, grace_s=0.1)
@@ -106,7 +106,7 @@ def test_sessions_that_are_just_being_built_are_given_back_too():
     with running(app) as url:
         with pytest.raises(CapacityError):
             RemoteVecEnv(url, 4, connections=2)
-        assert building.acquire(timeout=10)
+        assert building.acquire(timeout=LIMIT_S)
         go_on.set()
         wait_until(lambda: app.state.registry.capacity.active == 0)
 
@@ -122,14 +122,14 @@ def lasting(request, monkeypatch):
         monkeypatch.setattr("openenv_gym.openenv_sessions.can_create", no)
 
 
-def test_more_envs_than_an_openenv_server_has_room_for(openenv, lasting):
+def test_more_envs_than_an_openenv_server_has_room_for(openenv, lasting, patient):
     with openenv.stock_server(max_envs=2) as url:
         with pytest.raises(CapacityError) as full:
             RemoteVecEnv(url, 4, **openenv.COUNT_SPACES)
         assert (full.value.active, full.value.maximum, full.value.requested) == (2, 2, 4)
         assert "admits 2 env(s) at a time, and 4 were asked for" in str(full.value)
-        wait_until(lambda: not openenv.Count.live)
-        with RemoteVecEnv(url, 2, **openenv.COUNT_SPACES) as env:
+        room = {"wait_for_room": True, "connect_timeout_s": LIMIT_S, "close_timeout_s": LIMIT_S}
+        with RemoteVecEnv(url, 2, **room, **openenv.COUNT_SPACES) as env:  # in the end nothing is left of those
             env.reset()
             assert len(openenv.Count.live) == 2
             with pytest.raises(CapacityError, match=r"2 of 2 are in use.* keeps sessions of killed clients"):
@@ -137,10 +137,10 @@ def test_more_envs_than_an_openenv_server_has_room_for(openenv, lasting):
         assert not openenv.Count.live
 
 
-def test_an_openenv_server_for_one_session_is_enough_for_one_env(openenv, lasting):
+def test_an_openenv_server_for_one_session_is_enough_for_one_env(openenv, lasting, patient):
     with openenv.stock_server(max_envs=1) as url:
         for _ in range(2):
-            with RemoteVecEnv(url, 1, **openenv.COUNT_SPACES) as env:
+            with RemoteVecEnv(url, 1, close_timeout_s=LIMIT_S, **openenv.COUNT_SPACES) as env:
                 env.reset()
 
 
@@ -311,8 +311,8 @@ def test_an_answer_that_is_nonsense_closes_the_connection():
         ended.set()
 
     with ScriptedServer(babble, "openenv-gym.v1") as server, pytest.raises(RuntimeError):
-        RemoteVecEnv(server.url, 1, connect_timeout_s=5)
-    assert ended.wait(10)
+        RemoteVecEnv(server.url, 1)
+    assert ended.wait(LIMIT_S)
 
 
 def test_a_misspelt_field_is_told_once_and_before_any_reset(openenv):

@@ -163,7 +163,7 @@ def test_processes_that_have_not_imported_it_name_its_module(server):
         "spawned.reset(seed=1)\n"
         "spawned.close()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, server.url], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, server.url], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, f"{REMOTE}\n" * 2), done.stderr
 
 

@@ -66,7 +66,7 @@ class Checked:
         self.envs, self.mode, self.ready = envs, mode, ready
         self.actions, self.flying = np.arange(ROWS) % 4, np.zeros(ROWS, np.bool_)
         self.last = envs.reset(seed=1)[0]
-        self.over = np.zeros(ROWS, np.bool_)
+        self.over, self.taken = np.zeros(ROWS, np.bool_), np.zeros(ROWS, np.int64)
 
     def step(self):
         if self.ready:
@@ -74,6 +74,12 @@ class Checked:
             return
         observations, _, terminated, truncated, infos = self.envs.step(self.actions)
         self.check(np.arange(ROWS), observations, terminated | truncated, infos)
+
+    def all_go_on(self):
+        """Step until each row has begun a new episode, however slow its server is."""
+        enough = self.taken + 4 * LONGEST
+        while (self.taken < enough).any():
+            self.step()
 
     def receive(self):
         rows = np.flatnonzero(~self.flying)
@@ -101,6 +107,7 @@ class Checked:
         if self.mode == "SameStep" and over.any():
             assert all(infos["final_obs"][at][1] == last[at, 1] + 1 for at in np.flatnonzero(over))
         self.last[rows], self.over[rows] = observations, over
+        self.taken[rows] += 1
         if self.mode == "Disabled" and over.any():
             mask = np.zeros(ROWS, np.bool_)
             mask[rows] = over
@@ -121,14 +128,12 @@ def test_growing_and_shrinking(servers, mode, ready):
         launcher.listed.update(b=ServerAddress(urls[1]))
         wait_until(lambda: is_bound(envs, 4), "envs on the new server")
         assert active() == [8, 4, 0]
-        for _ in range(4 * LONGEST):
-            run.step()
+        run.all_go_on()
         assert is_bound(envs, 0)
         assert envs.rollout.pool.links[0].legs.homes == list("aaaabbbb")
         launcher.listed.update(c=ServerAddress(urls[2]), a=ServerAddress(urls[0], draining=True))
         wait_until(lambda: is_bound(envs, 4), "envs on the third server")
-        for _ in range(4 * LONGEST):
-            run.step()
+        run.all_go_on()
         assert envs.rollout.pool.links[0].legs.homes == list("ccccbbbb")
         wait_until(lambda: active() == [0, 4, 4], "the first session's end")
         launcher.listed.update(a=ServerAddress(urls[0]))
@@ -244,8 +249,9 @@ def test_of_a_server_that_died_the_user_is_told_once(noticed):
                 wait_until(lambda: envs.stats().sessions_lost == 1, "the session's end")
             assert envs.step([1] * 4)[3].tolist() == [False, False, True, True]
             envs.step([1] * 4)
-        (warning,) = told
-        assert re.search(r"is gone \(unknown session, after .*: 2 row\(s\) are truncated", str(warning.message))
+        # How long the server seems to be away depends on the machine.
+        (text,) = [text for warning in told if "can't be used now" not in (text := str(warning.message))]
+        assert re.search(r"is gone \(unknown session, after .*: 2 row\(s\) are truncated", text)
 
 
 @pytest.mark.parametrize("noticed", [True, False])

@@ -1,6 +1,7 @@
 """Patience: what is tried again, how long, and what is said at the end."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,12 +37,15 @@ def insist(outcomes, limit_s=10.0, error=None):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The pauses between attempts: their limits instead of random parts of them, and without the waiting."""
+    """The pauses between attempts: their limits instead of random parts of them, and the only time that passes."""
     taken = []
 
     class Impatient:
         def __getattr__(self, name):
             return getattr(asyncio, name)
+
+        def get_running_loop(self):
+            return SimpleNamespace(time=lambda: sum(taken))
 
         async def sleep(self, seconds):
             taken.append(seconds)
@@ -95,7 +99,7 @@ def test_pauses_are_random():
     assert retry.random.uniform(0, 1) != retry.random.uniform(0, 1)
 
 
-def test_the_last_reason_is_told_at_the_end():
+def test_the_last_reason_is_told_at_the_end(pauses):
     failures = [ConnectionLost(URL, "close code 1012"), ConnectFailed(URL, "connection refused")]
     with pytest.raises(SessionLost, match=r"not reconnected within 0\.1 second\(s\): connection refused"):
         insist(failures, limit_s=0.1)

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers_faults import FaultProxy
+from helpers_faults import DOWN, FaultProxy
 from helpers_server import running
 from helpers_tally import Endless, Gated, Sleeper
-from helpers_wait import wait_until
+from helpers_wait import LIMIT_S, wait_until
 
 from openenv_gym import RemoteVecEnv, stats
 from openenv_gym.messages import Timings
@@ -156,6 +156,13 @@ def test_the_schema_is_stable(clock):
 # ------------------------------------------------------------------------------------------------ real servers
 
 
+def pause():
+    """Let some time pass, and say how much."""
+    begun = time.perf_counter()
+    threading.Event().wait(0.05)
+    return time.perf_counter() - begun
+
+
 @pytest.fixture(scope="module")
 def app():
     return create_app(Sleeper, max_workers=4)
@@ -204,15 +211,30 @@ def test_the_parts_add_up_to_the_whole(url, connections):
 
 @pytest.mark.parametrize("connections", [1, 3])
 @pytest.mark.parametrize("row", [0, 2])
-def test_an_env_that_sleeps_shows_in_env(url, row, connections):
+def test_an_env_that_takes_long_shows_in_env(row, connections):
     """On whichever connection: the slowest is what the caller waits for."""
-    with RemoteVecEnv(url, 3, connections=connections) as envs:
+    gate, entered = threading.Event(), threading.Semaphore(0)
+
+    class Slow(Sleeper):
+        def step(self, action):
+            entered.release()
+            assert not action or gate.wait(LIMIT_S)
+            return super().step(0.0)
+
+    app = create_app(Slow, max_workers=4)
+    with running(app) as url, RemoteVecEnv(url, 3, connections=connections) as envs:
         envs.reset()
         envs.stats(collect=True)
-        envs.step(np.where(np.arange(3) == row, 0.1, 0.0))
+        before = [(link.traffic, link.traffic.bytes_down) for link in envs.rollout.pool.links]
+        envs.step_async(np.where(np.arange(3) == row, 1.0, 0.0))
+        assert all(entered.acquire(timeout=LIMIT_S) for _ in range(3))
+        wait_until(lambda: sum(t.bytes_down > n for t, n in before) == connections - 1, "the replies of the others")
+        waited = pause()
+        gate.set()
+        envs.step_wait()
         samples = envs.rollout.recorder.samples()
-        assert samples["env"][0] >= 0.1
-        assert samples["queue"][0] < 0.1
+        assert samples["env"][0] >= waited
+        assert samples["queue"][0] <= samples[WHOLE][0] - waited
         assert_they_add_up(samples)
 
 
@@ -224,34 +246,39 @@ def test_a_busy_server_thread_shows_in_queue():
         second.reset()
         second.stats(collect=True)
         first.step_async([0])
-        assert entered.acquire(timeout=20)
+        assert entered.acquire(timeout=LIMIT_S)
         second.step_async([0])
         (worker,) = app.state.registry._executor._workers
         wait_until(lambda: worker._queue.qsize() == 1)
-        seen = time.perf_counter()
-        threading.Event().wait(0.05)
-        waited = time.perf_counter() - seen
+        waited = pause()
         gate.set()
         first.step_wait()
         second.step_wait()
         samples = second.rollout.recorder.samples()
         assert samples["queue"][0] >= waited
-        assert samples["env"][0] < waited + samples["queue"][0]
+        assert samples["env"][0] <= samples[WHOLE][0] - waited
         assert_they_add_up(samples)
 
 
-def test_a_cut_connection_shows_in_network(url):
-    with FaultProxy(url) as proxy, RemoteVecEnv(proxy.url, 2) as envs:
+def test_a_cut_connection_shows_in_network():
+    app = create_app(Sleeper, max_workers=1)
+    with running(app) as url, FaultProxy(url) as proxy, RemoteVecEnv(proxy.url, 2) as envs:
         envs.reset()
         envs.stats(collect=True)
         envs.step(np.zeros(2))
-        envs.step_async(np.full(2, 0.05))
+        proxy.hold(DOWN)
+        envs.step_async(np.zeros(2))
+        (session,) = app.state.registry.sessions.values()
+        wait_until(lambda: len(session.protocol.replies) == 3)  # the server's part is over
+        waited = pause()
         proxy.cut()
+        proxy.release()
         envs.step_wait()
-        samples, shown = envs.rollout.recorder.samples(), envs.stats()
-        assert (shown.reconnects, shown.collected) == (1, 2)
-        assert samples["network"][1] > samples["network"][0]
+        samples = envs.rollout.recorder.samples()
+        assert samples["network"][1] >= waited
         assert_they_add_up(samples)
+        assert envs.stats().collected == 2
+        wait_until(lambda: envs.stats().reconnects == 1)  # which is counted after what a resume brings
 
 
 def test_a_server_that_knows_nothing_of_it(url, monkeypatch):

@@ -16,6 +16,7 @@ import websockets
 from gymnasium.spaces import Discrete
 from helpers_dialect import Count, Robot, batch_step, made, reset, step, strict
 from helpers_server import running
+from helpers_wait import LIMIT_S
 from openenv.cli._validation import validate_running_environment
 from openenv.core import GenericEnvClient
 from websockets.sync.client import connect
@@ -450,8 +451,9 @@ class TestStockClients:
         with GenericEnvClient(base_url=str(client.base_url)).sync() as stock:
             assert stock.reset().metadata == {"lives": 3}
 
-    def test_one_after_the_other_on_a_server_with_room_for_one(self, serve):
+    def test_one_after_the_other_on_a_server_with_room_for_one(self, serve, monkeypatch):
         """Their `close` doesn't wait for the server's, so the next one comes while the old env is being closed."""
+        monkeypatch.setattr("openenv_gym.server.capacity._PATIENCE_S", LIMIT_S)
         closing, never = threading.Event(), threading.Event()
 
         class SlowToClose(Count):

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from helpers_core import FakeConnection, Talk, make_registry, run
+from helpers_core import STEP_S, FakeConnection, Talk, make_registry, run, run_out
 from helpers_envs import Count, Factory, Gate, Trimmed
 from helpers_wait import until
 
@@ -706,10 +706,13 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            registry = make_registry(lambda: Count(habits={1: gate}), max_step_s=0.05)
+            registry = make_registry(lambda: Count(habits={1: gate}), max_step_s=STEP_S)
             talk = await Talk.hello(registry, 2)
             await talk.ask(a_reset(1))
-            reply = await talk.ask(a_step(2, 1, 0))
+            talk.connection.write(a_step(2, 1, 0))
+            await until(gate.reached.is_set)
+            await run_out(registry.sessions[talk.welcome.session], 0)
+            reply = await talk.connection.read()
             assert [(f.slot, f.code, f.type) for f in reply.failures] == [(0, "STEP_TIMEOUT", "TimeoutError")]
             assert observed(reply)[1] == 1.0
             assert observed(await talk.ask(a_reset(3))) == [0.0, 0.0]

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from helpers_core import run
+from helpers_wait import LIMIT_S
 
 from openenv_gym.server.capacity import Capacity, CapacityReached
 
@@ -68,7 +69,9 @@ def test_it_is_never_exceeded(times):
         assert len(admitted) == 10
 
 
-def test_what_is_being_given_back_is_waited_for():
+def test_what_is_being_given_back_is_waited_for(monkeypatch):
+    monkeypatch.setattr("openenv_gym.server.capacity._PATIENCE_S", LIMIT_S)
+
     async def talk():
         capacity = Capacity(4)
         capacity.reserve(3)

@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from helpers_cli import DEADLINE_S
 from helpers_faults import FaultProxy
 from helpers_server import running
-from helpers_wait import wait_until
+from helpers_wait import LIMIT_S, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect
 
@@ -23,13 +24,13 @@ HEADERS = {"authorization": "Bearer s3cret"}
 
 @pytest.fixture(scope="module")
 def server():
-    with running(create_app("CartPole-v1", token="s3cret", max_envs=8, grace_s=1)) as url:
+    with running(create_app("CartPole-v1", token="s3cret", max_envs=8)) as url:
         yield url
 
 
 def scrape(url):
     """The samples without their buckets: name and label values -> value."""
-    answer = httpx.get(f"{url}/metrics", headers=HEADERS)
+    answer = httpx.get(f"{url}/metrics", headers=HEADERS, timeout=LIMIT_S)
     assert answer.headers["content-type"].startswith("text/plain")
     return {
         " ".join([sample.name.removeprefix("openenv_gym_"), *sample.labels.values()]): sample.value
@@ -97,9 +98,10 @@ def test_the_openenv_dialect_counts_too(server):
     assert changes(server, before)["connections_lost_total"] == 1
 
 
-def test_a_cut_connection_is_resumed_or_its_session_is_lost(server):
-    before = scrape(server)
-    with FaultProxy(server) as proxy:
+def test_a_cut_connection_is_resumed_or_its_session_is_lost():
+    app = create_app("CartPole-v1", token="s3cret")
+    with running(app) as server, FaultProxy(server) as proxy:
+        before = scrape(server)
         with RemoteVecEnv(proxy.url, 1, token="s3cret") as envs:
             envs.reset(seed=1)
             proxy.cut()
@@ -108,10 +110,11 @@ def test_a_cut_connection_is_resumed_or_its_session_is_lost(server):
             assert found["sessions_resumed_total"] == 1
             assert found["steps_total"] == 1
             assert "sessions_lost_total" not in found
+            app.state.registry.settings = app.state.registry.settings.model_copy(update={"grace_s": 0.1})
             proxy.refuse()
             proxy.cut()
             wait_until(lambda: changes(server, before).get("sessions_lost_total") == 1)  # its grace time is over
-            assert scrape(server)["envs"] == 0
+            wait_until(lambda: scrape(server)["envs"] == 0)
             proxy.accept()
 
 
@@ -162,13 +165,20 @@ def test_the_dashboard_asks_for_metrics_that_exist(server):
 
 
 def test_several_processes_are_added_up():
-    with LocalServer("CartPole-v1", workers=2) as server:
+    with LocalServer("CartPole-v1", workers=2, start_timeout_s=DEADLINE_S) as server:
         with RemoteVecEnv(server.url, 4, connections=2, token=server.token) as envs:
             envs.reset(seed=1)
             for _ in range(5):
                 envs.step(np.zeros(4, np.int64))
-            text = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {server.token}"}).text
-    samples = {sample.name: sample.value for f in text_string_to_metric_families(text) for sample in f.samples}
-    assert samples["openenv_gym_processes"] == 2
+            headers = {"authorization": f"Bearer {server.token}"}
+
+            def scraped():
+                text = httpx.get(f"{server.url}/metrics", headers=headers, timeout=LIMIT_S).text
+                found = {
+                    sample.name: sample.value for f in text_string_to_metric_families(text) for sample in f.samples
+                }
+                return found if found["openenv_gym_processes"] == 2 else None
+
+            samples = wait_until(scraped, "an answer of both processes")
     assert samples["openenv_gym_steps_total"] == 20
     assert samples["openenv_gym_envs"] == 4

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers_core import run
 from helpers_server import running
+from helpers_wait import LIMIT_S, wait_until
 
 from openenv_gym import RemoteVecEnv
 from openenv_gym.server import create_app, overview
@@ -24,6 +25,14 @@ def served():
 @pytest.fixture(autouse=True)
 def each_look_is_a_moment(monkeypatch):
     monkeypatch.setattr(overview, "_APART_S", 0.0)
+    monkeypatch.setattr(overview, "_WATCHED_S", LIMIT_S)
+    monkeypatch.setattr(overview, "_STALE_S", LIMIT_S)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left(served):
+    yield
+    wait_until(lambda: served[1].capacity.active == 0)
 
 
 def look(seen):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Dict, Discrete, Text
 from helpers_envs import Busy, Count, Factory, Gate, Sleeper, raiser
-from helpers_wait import wait_until
+from helpers_wait import LIMIT_S, wait_until
 
 from openenv_gym.errors import FactoryError, SpaceError
 from openenv_gym.server import probe as module
@@ -73,7 +73,9 @@ class TestWaiting:
     def test_without_calibration_nothing_is_said(self):
         assert look(Sleeper, calibrate=False).waits is False
 
-    def test_one_slow_step_says_nothing(self):
+    def test_one_slow_step_says_nothing(self, monkeypatch):
+        monkeypatch.setattr(module, "_SECONDS", LIMIT_S)  # it isn't the only one, however slow
+
         class Loading(Busy):
             def step(self, action):
                 if self.t == 0:

@@ -1,12 +1,13 @@
 """A session's requests on real threads: affinity, overlap, limits, and what hostile requests get."""
 
 import asyncio
+import itertools
 import threading
 
 import numpy as np
 import pytest
-from helpers_core import run
-from helpers_envs import Count, Factory, Gate, Meeting, Sleeper, raiser
+from helpers_core import STEP_S, run, run_out
+from helpers_envs import Count, Factory, Gate, Meeting, raiser
 from helpers_wait import LIMIT_S, until, wait_until
 
 from openenv_gym.codec import pack, unpack
@@ -43,16 +44,30 @@ PLACES = [
 ]
 
 
-async def make_session(factory, count, *, max_workers=None, apart=False, **settings):
-    """A session with its envs built."""
+def unbuilt(factory, count, *, max_workers=None, apart=False, **settings):
+    """A session whose envs aren't built yet."""
     limited = settings.get("max_step_s") is not None
     executor = Executor(max_workers=max_workers, apart=apart or limited)
     encoding = BatchEncoding(Count.observation_space, Count.action_space)
     slots = Slots(EnvSource(factory), count, (Count.observation_space, Count.action_space), encoding)
     session = Session(slots, executor, ServerSettings(**settings))
     session.executor = executor
+    return session
+
+
+async def make_session(factory, count, **places_and_settings):
+    """A session with its envs built."""
+    session = unbuilt(factory, count, **places_and_settings)
     await session.build()
     return session
+
+
+async def late(session, doing, *hanging):
+    """What comes of something that a session does, and in which these envs don't return within the limit."""
+    task = asyncio.ensure_future(doing)
+    await asyncio.sleep(0)  # now it has begun
+    await run_out(session, *hanging)
+    return await task
 
 
 def a_reset(slots=None, seeds=None, options=None):
@@ -152,52 +167,38 @@ class TestOverlap:
 
         assert run(main()).failures == []
 
-    def test_the_event_loop_goes_on_meanwhile(self):
+    @pytest.mark.parametrize("count", [1, 64])
+    def test_the_event_loop_goes_on_meanwhile(self, count):
         gate = Gate()
 
         async def main():
-            session = await make_session(lambda: Count(habits={1: gate}), 1)
+            session = await make_session(lambda: Count(habits={1: gate}), count, apart=True)
             await session.execute(a_reset())
-            step = asyncio.create_task(session.execute(a_step(1)))
+            step = asyncio.create_task(session.execute(a_step(*[1] * count)))
             await until(gate.reached.is_set)
             assert session.busy
             for _ in range(100):  # each of them would be stuck behind a step on the loop's thread
                 await asyncio.sleep(0)
             assert not step.done()
             gate.open()
-            assert observed(await step) == [1.0]
+            assert observed(await step) == [1.0] * count
             assert not session.busy
             await session.close()
 
         run(main())
 
-    def test_it_ticks_while_64_envs_sleep(self):
-        async def main():
-            session = await make_session(Sleeper, 64, apart=True)
-            await session.execute(a_reset())
-            step = asyncio.create_task(session.execute(a_step(*[0] * 64)))
-            ticks = 0
-            while not step.done():
-                await asyncio.sleep(0)
-                ticks += 1
-            await session.close()
-            return ticks
-
-        assert run(main()) > 20  # 20 ms of sleep, and not one tick if the loop's thread slept too
-
     def test_requests_run_one_after_the_other_in_order(self):
         async def main():
             session = await make_session(lambda: Count(100), 3, apart=True)
-            replies = [asyncio.create_task(session.execute(request)) for request in [a_reset(), *[a_step(0, 0, 0)] * 5]]
-            seen = [observed(await reply) for reply in replies[:1]]
-            # A reply's arrays are valid until the next request, so each is read when it comes.
-            await asyncio.wait(replies)
-            reply = await session.execute(a_step(0, 0, 0))
-            seen.append(observed(reply))
+
+            async def ask(request):  # a reply's arrays are valid until the next request, so each is read when it comes
+                return observed(await session.execute(request))
+
+            seen = await asyncio.gather(*[ask(request) for request in [a_reset(), *[a_step(0, 0, 0)] * 5]])
             await session.close()
             return seen
 
-        assert run(main()) == [[0.0] * 3, [6.0] * 3]
+        assert run(main()) == [[float(n)] * 3 for n in range(6)]
 
     def test_an_env_may_run_an_event_loop_of_its_own(self):
         """Tool-calling envs do."""
@@ -398,9 +399,14 @@ class TestStepsInTurn:
         gate, seen = Gate(), []
 
         async def main():
-            session = await make_session(lambda: Count(100, habits={1: gate}), 1, max_step_s=0.05)
+            session = await make_session(lambda: Count(100, habits={1: gate}), 1, max_step_s=STEP_S)
             await session.execute(a_reset())
-            await session.step_in_turn([a_step(0), a_step(1)], lambda reply: seen.append(reply.failures) or True)
+            steps = [a_step(0), a_step(1)]
+            stepping = session.step_in_turn(steps, lambda reply: seen.append(reply.failures) or True)
+            stepping = asyncio.create_task(stepping)
+            await until(gate.reached.is_set)
+            await run_out(session, 0)
+            await stepping
             gate.open()
             await session.close()
 
@@ -412,15 +418,20 @@ class TestStepsInTurn:
 class TestLimits:
     """`max_step_s`: one env that hangs costs its own row, and nothing else."""
 
-    async def hung(self, habit, *, doing=None, count=3, **settings):
-        """A session in which env 1 has just been given up; its reply too."""
-        self.factory = Factory(Count, {"length": 100, "habits": {1: habit}, "on": {}})
-        session = await make_session(self.factory, count, max_step_s=0.05, allow_call=None, **settings)
+    async def begun(self, habit=None):
+        """A session of three envs in which action 1 is this habit, after a reset."""
+        factory = Factory(Count, {"length": 100, "habits": {1: habit or (lambda env: None)}, "on": {}})
+        session = await make_session(factory, 3, max_step_s=STEP_S, allow_call=None)
         # Built at the same time on threads of their own, in any order.
         self.envs = [slot.env.env for slot in session.slots.slots]
         await session.execute(a_reset())
         self.old_worker = session.crew.workers[1]
-        reply = await session.execute(doing or a_step(0, 1, 0))
+        return session
+
+    async def hung(self, habit, doing=None, hanging=(1,)):
+        """A session in which env 1 has just been given up; its reply too."""
+        session = await self.begun(habit)
+        reply = await late(session, session.execute(doing or a_step(0, 1, 0)), *hanging)
         return session, reply
 
     def test_its_row_is_a_failure_and_the_others_are_normal(self):
@@ -430,8 +441,8 @@ class TestLimits:
             session, reply = await self.hung(gate)
             (failure,) = reply.failures
             assert (failure.slot, failure.code, failure.type) == (1, "STEP_TIMEOUT", "TimeoutError")
-            assert (
-                failure.message == "env 1 didn't return from 'step' within 0.05 second(s); reset it, to get a new one"
+            assert failure.message == (
+                f"env 1 didn't return from 'step' within {STEP_S} second(s); reset it, to get a new one"
             )
             values = observed(reply)
             assert [values[0], values[2]] == [1.0, 1.0]
@@ -530,10 +541,9 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            session, _ = await self.hung(lambda env: None)
-            env = session.slots.slots[1].env.env
-            env.length, env.on["reset"] = 2, gate
-            reply = await session.execute(a_step(0, 0, 0, mode="SameStep"))
+            session = await self.begun()
+            self.envs[1].length, self.envs[1].on["reset"] = 1, gate
+            reply = await late(session, session.execute(a_step(0, 0, 0, mode="SameStep")), 1)
             assert [failure.slot for failure in reply.failures] == [1]
             assert reply.final is None
             gate.open()
@@ -547,9 +557,9 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            session, _ = await self.hung(lambda env: None)
-            session.slots.slots[1].env.env.on["reset"] = gate
-            reply = await session.execute(a_reset())
+            session = await self.begun()
+            self.envs[1].on["reset"] = gate
+            reply = await late(session, session.execute(a_reset()), 1)
             (failure,) = reply.failures
             assert "env 1 didn't return from 'reset'" in failure.message
             assert [observed(reply)[n] for n in (0, 2)] == [0.0, 0.0]
@@ -563,9 +573,9 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            session, _ = await self.hung(lambda env: None)
-            session.slots.slots[1].env.env.on["add"] = gate
-            reply = await session.execute(Call(1, None, "add", [1], {"b": 2}))
+            session = await self.begun()
+            self.envs[1].on["add"] = gate
+            reply = await late(session, session.execute(Call(1, None, "add", [1], {"b": 2})), 1)
             assert reply.values == [3, None, 3]
             assert "'add'" in reply.failures[0].message
             gate.open()
@@ -577,7 +587,7 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            session, reply = await self.hung(gate, doing=a_step(1, 1, 1))
+            session, reply = await self.hung(gate, a_step(1, 1, 1), (0, 1, 2))
             assert [failure.slot for failure in reply.failures] == [0, 1, 2]
             assert (await session.execute(a_reset())).failures == []
             gate.open()
@@ -589,7 +599,7 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            session, reply = await self.hung(gate, doing=a_step(1, 0, slots=[2, 0]))
+            session, reply = await self.hung(gate, a_step(1, 0, slots=[2, 0]), (2,))
             assert [failure.slot for failure in reply.failures] == [2]
             assert observed(reply)[1] == 1.0
             assert set(reply.infos) == {1}
@@ -603,10 +613,10 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            session, _ = await self.hung(lambda env: None)
+            session = await self.begun()
             self.old_worker.submit(gate)
             await until(gate.reached.is_set)
-            reply = await session.execute(a_step(0, 5, 0))
+            reply = await late(session, session.execute(a_step(0, 5, 0)), 1)
             assert [failure.slot for failure in reply.failures] == [1]
             await session.execute(a_reset([1]))
             gate.open()
@@ -622,9 +632,9 @@ class TestLimits:
         gate = Gate()
 
         async def main():
-            session, _ = await self.hung(lambda env: None)
+            session = await self.begun()
             self.envs[1].on["close"] = gate
-            await session.close()
+            await late(session, session.close(), 1)
             assert [env.count("close") for env in self.envs] == [1, 1, 1]
             assert session.executor.workers == 0
             gate.open()
@@ -763,22 +773,28 @@ class TestBuilding:
         "error", [OSError("no licence"), SystemExit("no licence"), KeyboardInterrupt("no licence")]
     )
     def test_the_first_error_is_raised_and_stops_the_rest(self, error):
-        made, failed = [], threading.Event()
+        calls, called, told = itertools.count(), threading.Event(), threading.Event()
 
         def factory():
-            made.append(1)
-            if len(made) == 1:
-                failed.set()
+            first = next(calls) == 0
+            called.set()
+            if first:
                 raise error
-            assert failed.wait(LIMIT_S)
+            assert told.wait(LIMIT_S)
             return Count()
 
         async def main():
+            session = unbuilt(factory, 50, max_workers=2)
+            building = asyncio.create_task(session.build())
+            await until(called.is_set)
+            for worker in set(session.crew.workers):
+                worker.submit(told.set)  # once the one that failed is through, for the other one waits for it
             with pytest.raises(FactoryError, match="no licence"):
-                await make_session(factory, 50, max_workers=2)
+                await building
+            await session.close()
 
         run(main())
-        assert len(made) < 10
+        assert next(calls) <= 2  # one for each worker
 
     def test_an_env_that_takes_too_long_is_given_up_and_closed_when_it_is_there(self):
         gate = Gate()
@@ -797,10 +813,7 @@ class TestBuilding:
         factory = Factory(lambda: Count(on={"init": gate}))
 
         async def main():
-            executor = Executor(max_workers=None, apart=False)
-            encoding = BatchEncoding(Count.observation_space, Count.action_space)
-            slots = Slots(EnvSource(factory), 5, (Count.observation_space, Count.action_space), encoding)
-            session = Session(slots, executor, ServerSettings())
+            session = unbuilt(factory, 5)
             building = asyncio.create_task(session.build())
             await until(gate.reached.is_set)
             closing = asyncio.create_task(session.close())

@@ -11,6 +11,7 @@ import pytest
 from gymnasium.spaces import Dict, Discrete
 from helpers_conversation import OldRelease, hold
 from helpers_server import running
+from helpers_wait import LIMIT_S
 
 from openenv_gym import GenericEnvClient, MCPToolClient, RemoteVecEnv
 from openenv_gym.errors import CapacityError, RemoteEnvError, ToolError
@@ -67,11 +68,12 @@ def test_openenvs_validator(servers, number):
     assert report["passed"] is True
 
 
+@pytest.mark.usefixtures("patient")
 class TestAnOlderServer:
     def test_many_envs(self, old):
         space = Dict({"count": Discrete(1000), "turn": Discrete(2)})
         given = {"observation_space": space, "action_space": Dict({"gear": Discrete(6, start=1), "turn": Discrete(2)})}
-        with RemoteVecEnv(old.every, 4, **given) as vec:
+        with RemoteVecEnv(old.every, 4, close_timeout_s=LIMIT_S, **given) as vec:
             vec.reset(seed=[1, 2, 3, 4])
             actions = {"gear": np.array([1, 2, 3, 4]), "turn": np.array([0, 1, 0, 1])}
             seen, rewards, ends, *_ = vec.step(actions)

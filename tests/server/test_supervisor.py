@@ -6,6 +6,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from helpers_cli import Running
+from helpers_cli import DEADLINE_S, Running
 from helpers_faults import FaultProxy
 from helpers_tally import Placed, Tally
-from helpers_wait import wait_until
+from helpers_wait import LIMIT_S, wait_until
 from test_cli import write_certificate
 
 from openenv_gym import LocalServer, RemoteVecEnv
@@ -34,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server():
-    with LocalServer("helpers_tally:Placed", workers=2, max_envs=40) as server:
+    with LocalServer("helpers_tally:Placed", workers=2, max_envs=40, start_timeout_s=DEADLINE_S) as server:
         yield server
 
 
@@ -44,7 +45,7 @@ def connect(server):
     with contextlib.ExitStack() as opened:
 
         def connect(num_envs, url=server.url, **options):
-            envs = RemoteVecEnv(url, num_envs, token=server.token, **options)
+            envs = RemoteVecEnv(url, num_envs, token=server.token, close_timeout_s=LIMIT_S, **options)
             return opened.enter_context(contextlib.closing(envs))
 
         yield connect
@@ -60,6 +61,11 @@ def health(server):
         return json.load(answer)
 
 
+def has(server, **numbers):
+    """Whether the server says so of itself. A process that is slow to answer is left out, for once."""
+    return numbers.items() <= health(server).items()
+
+
 def processes_of(pid):
     return [child for child in psutil.Process(pid).children(recursive=True) if "server.process" in str(child.cmdline())]
 
@@ -71,7 +77,7 @@ def test_envs_are_spread_evenly_over_the_processes(server, connect):
     found = pids(connect(5))
     assert sorted(found.count(pid) for pid in set(found)) == [2, 3]
     assert set(found) == {process.pid for process in processes_of(server.pid)}
-    assert health(server) == {"status": "healthy", "active_envs": 5, "max_envs": 40, "sessions": 2, "processes": 2}
+    wait_until(lambda: has(server, status="healthy", active_envs=5, max_envs=40, sessions=2, processes=2))
 
 
 @pytest.mark.parametrize("connections, most", [(1, 6), (2, 3), (3, 4), (6, 3)])
@@ -107,14 +113,14 @@ def test_there_is_one_capacity_for_all(server, connect):
     with pytest.raises(CapacityError) as caught:
         connect(2, connections=1)
     assert (caught.value.active, caught.value.maximum, caught.value.requested) == (39, 40, 2)
-    assert health(server)["active_envs"] == 39
+    wait_until(lambda: has(server, active_envs=39, processes=2))
     connect(1)
 
 
 def test_room_that_is_given_back_is_there_for_all_at_once(server):
     for connections in (1, 2, 3, 2, 1):
-        RemoteVecEnv(server.url, 40, connections=connections, token=server.token).close()
-    assert health(server)["active_envs"] == 0
+        RemoteVecEnv(server.url, 40, connections=connections, token=server.token).close(timeout=LIMIT_S)
+    wait_until(lambda: has(server, active_envs=0, processes=2))
 
 
 # ----------------------------------------------------------------------------------------------- resuming
@@ -154,8 +160,7 @@ def test_a_process_that_dies_takes_only_its_own_rows(server, connect):
     assert sorted(after.count(pid) for pid in set(after)) == [3, 3]
     assert not envs.step([0] * 6)[3].any()
     pids(other)
-    assert health(server)["active_envs"] == 10
-    assert health(server)["processes"] == 2
+    wait_until(lambda: has(server, active_envs=10, processes=2))
 
 
 # ------------------------------------------------------------------------------------------------- the page
@@ -168,6 +173,16 @@ def looks(client):
         yield (json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line)
 
 
+def first_of(seen, steps):
+    """The first look after so many steps in which both processes have answered."""
+    end = time.monotonic() + LIMIT_S
+    for look in seen:
+        if (look["answering"], look["steps"]) == (2, steps):
+            return look
+        assert time.monotonic() < end, look
+    raise AssertionError("the stream has ended")
+
+
 def test_the_page_shows_the_sessions_of_all_processes(server, connect):
     envs, other = connect(4), connect(3, connections=1)
     envs.reset(), other.reset()
@@ -175,11 +190,10 @@ def test_the_page_shows_the_sessions_of_all_processes(server, connect):
     with httpx.Client(base_url=server.url, headers=headers, timeout=20) as client:
         assert 'data-processes="2"' in client.get("/web").text
         with looks(client) as seen:
-            first = next(seen)
+            first = next(look for look in seen if look["answering"] == 2)
             envs.step([0] * 4)
-            last = next(seen)
-    assert (first["processes"], first["answering"], first["sessions"], first["envs"]) == (2, 2, 3, 7)
-    assert last["steps"] == first["steps"] + 4
+            last = first_of(seen, first["steps"] + 4)
+    assert (first["processes"], first["sessions"], first["envs"]) == (2, 3, 7)
     assert sorted(session["envs"] for session in last["list"]) == [2, 2, 3]
     assert {session["process"] for session in last["list"]} == {0, 1}
     assert last["memory_bytes"] > sum(process.memory_info().rss for process in processes_of(server.pid)) / 2
@@ -187,13 +201,13 @@ def test_the_page_shows_the_sessions_of_all_processes(server, connect):
 
 def test_a_frame_comes_from_the_process_that_has_the_session():
     with (
-        LocalServer("CartPole-v1", workers=2) as server,
+        LocalServer("CartPole-v1", workers=2, start_timeout_s=DEADLINE_S) as server,
         RemoteVecEnv(server.url, 2, token=server.token, render_mode="rgb_array") as envs,
         httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, timeout=20) as client,
     ):
         envs.reset()
         with looks(client) as seen:
-            names = [session["name"] for session in next(seen)["list"]]
+            names = [session["name"] for session in first_of(seen, 0)["list"]]
         assert {name.partition(".")[0] for name in names} == {"0", "1"}
         for name in names:
             for _ in range(2):  # each process is asked, for connections are taken in turn
@@ -204,7 +218,8 @@ def test_a_frame_comes_from_the_process_that_has_the_session():
             assert client.get(f"/web/frames/{gone}/0").status_code == 204
         killed = processes_of(server.pid)[0]
         killed.kill()
-        wait_until(lambda: health(server)["processes"] == 2 and not killed.is_running())
+        wait_until(lambda: not killed.is_running())
+        wait_until(lambda: has(server, processes=2))
         answers = [client.get(f"/web/frames/{name}/0").status_code for name in names]
         assert sorted(answers) == [200, 204]
 
@@ -229,8 +244,10 @@ def test_tls_and_the_end(tmp_path):
         for _ in range(4):
             proxy.cut()
             assert not envs.step([0] * 4)[3].any()
-        assert proxy.cuts == 8
+        assert proxy.cuts >= 8  # more if one was just being sent to the other process
         envs.step_async([0] * 4)
+        counted = "openenv_gym_steps_total 20.0"
+        wait_until(lambda: counted in httpx.get(f"{serving.url()}/metrics", verify=context, timeout=LIMIT_S).text)
         assert serving.end(signal.SIGTERM) == 0
         wait_until(lambda: not any(process.is_running() for process in processes))
         envs.step_wait()

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from helpers_faults import FaultProxy
 from helpers_server import running
 from helpers_vector import Noting, cartpole, parts, tallies
-from helpers_wait import wait_until
+from helpers_wait import LIMIT_S, wait_until
 
 from openenv_gym import EnvClient, RemoteEnv, RemoteVecEnv, errors
 from openenv_gym.sb3 import SB3VecEnv
@@ -184,10 +184,14 @@ def test_one_that_takes_too_long_is_given_up():
         made.append(Noting(num_envs))
         return made[-1]
 
-    with running(create_app(make, max_step_s=0.5)) as url, RemoteVecEnv(url, 3, autoreset_mode="SameStep") as remote:
+    app = create_app(make, max_step_s=LIMIT_S)
+    with running(app) as url, RemoteVecEnv(url, 3, autoreset_mode="SameStep") as remote:
         remote.reset()
+        (session,) = app.state.registry.sessions.values()
+        session.crew._limit_s = 0.5  # for this step alone
         with pytest.raises(errors.BatchError, match="didn't return from 'step'"):
             remote.step([0, 4, 0])
+        session.crew._limit_s = LIMIT_S
         remote.reset()
         remote.step([0, 1, 0])
         assert len(made) == 3  # one was looked at, one is given up

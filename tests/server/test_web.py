@@ -13,6 +13,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
 from helpers_envs import raiser
 from helpers_server import running
+from helpers_wait import LIMIT_S
 
 from openenv_gym import LocalServer, RemoteVecEnv
 from openenv_gym.server import create_app
@@ -110,7 +111,8 @@ class TestHttp:
             looks = [json.loads(next(lines).removeprefix("data: ")) for _ in range(2)]
         assert [look["max_envs"] for look in looks] == [12, 12]
 
-    def test_a_stream_does_not_hold_up_the_end(self):
+    def test_a_stream_does_not_hold_up_the_end(self, monkeypatch):
+        monkeypatch.setattr("openenv_gym.server.web._PERIOD_S", LIMIT_S)
         with running(create_app("CartPole-v1")) as url:
             stream = httpx.stream("GET", f"{url}/web/events", timeout=30)
             lines = stream.__enter__().iter_lines()
@@ -202,7 +204,7 @@ class TestInABrowser:
             page.get_by_text(re.compile(r"env \d+ %")).wait_for()
             row.get_by_role("button", name="Watch").click()
             page.locator("#watch-frame").wait_for()
-            assert page.evaluate("document.getElementById('watch-frame').naturalWidth") == 600
+            page.wait_for_function("document.getElementById('watch-frame').naturalWidth === 600")
         page.get_by_text("No sessions now").wait_for()
 
     def test_an_env_is_tried_with_the_keyboard_alone(self, visit, cartpole):
@@ -214,6 +216,7 @@ class TestInABrowser:
         page.locator("#link.live").wait_for()
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")  # the link that skips to "Try it"
+        page.wait_for_function("location.hash === '#try'")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.id") == "reset"
         page.keyboard.press("Enter")
@@ -225,11 +228,11 @@ class TestInABrowser:
             page.keyboard.press("Enter")
             page.get_by_text(f"Step {step}: reward 1.").wait_for()
         assert page.locator("#r-return").text_content() == "3"
-        for _ in range(20):
+        for step in range(4, 30):
             page.keyboard.press("Enter")
+            page.get_by_text(f"Step {step}: reward 1.").wait_for()
             if "episode is over" in page.locator("#said").text_content():
                 break
-            page.wait_for_timeout(30)
         page.get_by_text("The episode is over, with a return of").wait_for()
         page.get_by_role("button", name="Close").click()
         page.get_by_text("Closed. Reset to begin again.").wait_for()
