@@ -215,7 +215,7 @@ class Pool:
 
 def _late(results: Sequence[Reply | Exception | None], requests: Sequence[tuple[int, Request]]) -> list[int]:
     """The links that haven't replied."""
-    return [i for result, (i, _) in zip(list(results), requests, strict=True) if result is None]
+    return [i for result, (i, _) in zip(results, requests, strict=True) if result is None]
 
 
 def close_all(pools: Sequence[Pool], timeout_s: float) -> None:

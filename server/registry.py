@@ -254,9 +254,9 @@ class Registry:
             raise GoingAway
 
     async def end(self, session: Session) -> None:
-        """Close a session and give its room back; closing twice is fine. It goes on if who waits for it is cancelled.
+        """Close a session and give its room back; closing twice is fine.
 
-        So does uvicorn, a second after it was told to shut down, with whatever serves a connection.
+        It goes on if its caller is cancelled, as uvicorn does it a second after it was told to shut down; `stop` waits.
         """
         await asyncio.shield(self._background(self._end(session)))
 
